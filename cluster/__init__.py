@@ -1,0 +1,1 @@
+"""Processes, wires and people: engine, worker group, central scheduler, ingress, command line."""

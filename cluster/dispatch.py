@@ -1,0 +1,67 @@
+"""What the request path asks of whatever stands behind it: the seam between API and engines.
+
+The API side (validation, text, gRPC, HTTP) knows only these protocols. The real one reaches
+engines over the wire; tests put an engine in the same process behind it.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from blockyard.scheduler.ledger import GroupLedger
+from blockyard.scheduler.request import RequestSpec, RequestUpdate
+from blockyard.workers.description import ModelDescription
+
+__all__ = ["Dispatcher", "GroupReport", "TokenStream"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """One group's identity and its books."""
+
+    group_id: str
+    model: str
+    device: str
+    dtype: str
+    ledger: GroupLedger
+
+
+class TokenStream(Protocol):
+    """News of one request, pulled by its reader.
+
+    Iterating yields updates; updates that came while the reader was slow arrive merged into one.
+    The last one carries `finish_reason`; after it iteration ends. Losing the engine ends it with
+    `RequestRefused(UNAVAILABLE)`.
+    """
+
+    def __aiter__(self) -> AsyncIterator[RequestUpdate]:
+        """Iterate over updates until the request ends."""
+        ...
+
+    async def abort(self) -> None:
+        """Free the request's blocks now. Safe in any state, safe to call twice."""
+        ...
+
+
+class Dispatcher(Protocol):
+    """Finds a group for a request and brings its tokens back."""
+
+    def models(self) -> tuple[ModelDescription, ...]:
+        """Models that can be asked for; the first is the default."""
+        ...
+
+    async def submit(self, model: str, spec: RequestSpec) -> TokenStream:
+        """Hand a request to a group that serves `model`.
+
+        Raises:
+            RequestRefused: the caller's mistake, too much load, or no group ready.
+        """
+        ...
+
+    async def reports(self) -> tuple[GroupReport, ...]:
+        """The books of every group, asked for now."""
+        ...
+
+    async def ready(self) -> bool:
+        """Whether traffic is welcome."""
+        ...

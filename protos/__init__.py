@@ -1,0 +1,1 @@
+"""The public gRPC contract (`blockyard.v1`) and the stubs generated from it."""

@@ -1,0 +1,1 @@
+"""Decisions about KV blocks and requests. Pure: standard library and numpy, no device, no clock."""

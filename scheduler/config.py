@@ -1,0 +1,48 @@
+"""Limits of one scheduler. Made once at the edge, checked here, never changed afterwards.
+
+Knows nothing of devices: how many blocks the pool has is measured elsewhere and passed beside it.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["DEFAULT_BLOCK_SIZE", "SchedulerConfig"]
+
+DEFAULT_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one scheduler.
+
+    Attributes:
+        block_size: token slots in a block.
+        max_context_tokens: longest prompt plus completion, from the model.
+        max_running: most requests that take part in one step.
+        max_step_tokens: most tokens computed in one step, prefill and decode together.
+        max_waiting: most requests that may queue before newcomers are refused.
+    """
+
+    max_context_tokens: int
+    block_size: int = DEFAULT_BLOCK_SIZE
+    max_running: int = 256
+    max_step_tokens: int = 512
+    max_waiting: int = 4096
+
+    def __post_init__(self) -> None:
+        """Refuse limits that could never make progress."""
+        for name in (
+            "max_context_tokens",
+            "block_size",
+            "max_running",
+            "max_step_tokens",
+            "max_waiting",
+        ):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.max_step_tokens <= self.max_running:
+            raise ValueError(
+                f"max_step_tokens ({self.max_step_tokens}) must exceed max_running "
+                f"({self.max_running}), or a full batch of decodes would leave no room for prefill; "
+                "raise the first or lower the second"
+            )

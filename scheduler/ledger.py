@@ -1,0 +1,64 @@
+"""The books of one group: where every block and every slot is, as frozen counts.
+
+Counting happens in the owners; this module only gives the counts their names and proves that they
+add up. Units: blocks, token slots, requests.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["BlockCounts", "GroupLedger", "RequestCounts", "SlotCounts"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """Every block is in exactly one of these states."""
+
+    total: int
+    free: int
+    cached: int
+    active: int
+    fenced: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCounts:
+    """Every slot of an active block is in exactly one of these states."""
+
+    filled: int
+    promised: int
+    empty_tail: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """Requests by state."""
+
+    running: int
+    waiting: int
+    parked: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLedger:
+    """One group's books at one moment, between two actions of its scheduler."""
+
+    blocks: BlockCounts
+    slots: SlotCounts
+    requests: RequestCounts
+    block_size: int
+    step: int
+    preemptions: int
+    stalled_steps: int
+    """Plans that computed nothing while work waited; law 4 says this stays 0."""
+
+    def check(self) -> None:
+        """Prove conservation: states add up to the pool, slots to the active blocks."""
+        blocks, slots = self.blocks, self.slots
+        states = blocks.free + blocks.cached + blocks.active + blocks.fenced
+        if states != blocks.total:
+            raise AssertionError(f"block states add up to {states}, the pool has {blocks.total}")
+        held = slots.filled + slots.promised + slots.empty_tail
+        if held != blocks.active * self.block_size:
+            raise AssertionError(
+                f"slots add up to {held}, active blocks hold {blocks.active * self.block_size}"
+            )

@@ -1,0 +1,82 @@
+"""What a worker is told at start, and what it answers about itself. Plain values, no torch."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE
+from blockyard.scheduler.plan import StepPlan, StepResult
+
+__all__ = ["Executor", "WorkerConfig", "WorkerKind", "WorkerProfile"]
+
+
+class WorkerKind(StrEnum):
+    """`model` runs a real model; `witness` has none (see `workers/fake.py`)."""
+
+    MODEL = "model"
+    WITNESS = "witness"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How one rank loads and what it may use.
+
+    Attributes:
+        model_dir: a local directory in Hugging Face layout.
+        kind: real model or witness.
+        device: `auto`, `cpu` or `cuda`.
+        dtype: `auto` (float32 on CPU, the checkpoint's own on a GPU), `float32`, `bfloat16`,
+            `float16`.
+        block_size: token slots in a block.
+        num_blocks: pool size; None means: measure.
+        kv_memory_bytes: memory for KV blocks when measuring; None means the device's default.
+        threads: CPU threads of a step; None means all cores.
+        max_step_tokens, max_running, max_context_tokens: the scheduler's limits, which bound the
+            largest step.
+        rank, world_size: this worker's place in its group.
+    """
+
+    model_dir: str
+    max_context_tokens: int
+    kind: WorkerKind = WorkerKind.MODEL
+    device: str = "auto"
+    dtype: str = "auto"
+    block_size: int = DEFAULT_BLOCK_SIZE
+    num_blocks: int | None = None
+    kv_memory_bytes: int | None = None
+    threads: int | None = None
+    max_step_tokens: int = 512
+    max_running: int = 256
+    rank: int = 0
+    world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProfile:
+    """What a rank measured after loading its model. Bytes are this rank's own.
+
+    `max_blocks` is how many blocks this rank has room for; the group takes the least over ranks.
+    """
+
+    max_blocks: int
+    block_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    device: str
+    dtype: str
+
+
+class Executor(Protocol):
+    """One rank, whatever stands behind it. Calls come one at a time, in this order."""
+
+    def load(self) -> WorkerProfile:
+        """Load the model and measure what is left for blocks."""
+        ...
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the pool; called once, with the same number on every rank."""
+        ...
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. An exception means that this rank is lost."""
+        ...
