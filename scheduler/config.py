@@ -43,6 +43,6 @@ class SchedulerConfig:
         if self.max_step_tokens <= self.max_running:
             raise ValueError(
                 f"max_step_tokens ({self.max_step_tokens}) must exceed max_running "
-                f"({self.max_running}), or a full batch of decodes would leave no room for prefill; "
-                "raise the first or lower the second"
+                f"({self.max_running}), or a full batch of decodes would leave no room for "
+                "prefill; raise the first or lower the second"
             )

@@ -32,7 +32,7 @@ class FinishReason(StrEnum):
 
 
 class RequestState(Enum):
-    """Where a request stands. Parked: was running, lost its blocks, comes back before younger ones."""
+    """Where a request stands. Parked: lost its blocks, comes back before younger ones."""
 
     WAITING = "waiting"
     RUNNING = "running"

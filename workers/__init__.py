@@ -1,1 +1,1 @@
-"""One device: loads a model, keeps its KV blocks, executes step plans. Knows no Ray and no network."""
+"""One device: loads a model, keeps its KV blocks, executes step plans. No Ray, no network."""
