@@ -1,0 +1,121 @@
+# What a person and CI run. `make` lists the targets; each installs what it needs first, once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+# `make test TESTS=tests/scheduler` runs a part; `make test PYTEST_ARGS="-x --lf"` passes options on.
+TESTS ?=
+PYTEST_ARGS ?=
+PYTEST := $(BIN)/python -m pytest -q
+
+# protoc is told that protos/ is blockyard/protos, so that the stubs import each other by full name.
+PROTO_SOURCES := $(addprefix blockyard/,$(wildcard protos/*.proto))
+PROTOC = $(BIN)/python -m grpc_tools.protoc -Iblockyard/protos=protos \
+	--python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO_SOURCES)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-all check format protos check-protos constraints clean distclean
+
+help: ## list the targets
+	@echo "Blockyard. Targets:"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) \
+		| while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+	@echo "Another interpreter: make setup PYTHON=python3.12"
+
+setup: $(STAMPS)/model ## make .venv, install Blockyard, fetch the default model (once)
+
+demo: setup ## start a local cluster, ask the default model a question, show the books, stop
+	$(BIN)/blockyard demo
+
+test: setup $(STAMPS)/test ## run the test suite, long tests left out
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS) $(TESTS)
+
+test-all: setup $(STAMPS)/test ## run the test suite, long tests included
+	$(PYTEST) $(PYTEST_ARGS) $(TESTS)
+
+check: $(STAMPS)/dev check-protos ## lint, format, types, generated stubs, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(PYTEST) tests/packaging/test_imports.py tests/packaging/test_tree.py
+
+format: $(STAMPS)/dev ## put the code into the common format, fix what the linter can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+protos: $(STAMPS)/dev ## generate the stubs in protos/ anew
+	$(call PROTOC,.)
+
+# Generates into a folder beside the tree and compares, so that checking changes nothing.
+check-protos: $(STAMPS)/dev
+	@rm -rf build/protos && mkdir -p build/protos
+	@$(if $(PROTO_SOURCES),$(call PROTOC,build/protos),true)
+	@for stub in protos/*_pb2*; do \
+		[ ! -e "$$stub" ] || [ -e "build/protos/blockyard/$$stub" ] \
+			|| { echo "$$stub belongs to no .proto file: delete it" >&2; exit 1; }; \
+	done
+	@for stub in $$(cd build/protos && find . -name '*_pb2*'); do \
+		diff -u "$${stub#./blockyard/}" "build/protos/$$stub" \
+			|| { echo "protos/ differs from its .proto files: run 'make protos' and commit" >&2; exit 1; }; \
+	done
+	@echo "protos: stubs match"
+
+constraints: $(STAMPS)/venv ## resolve the newest versions of .[dev] into constraints.txt
+	@mkdir -p build
+	$(BIN)/python -m pip install --dry-run --ignore-installed --report build/resolved.json '.[dev]'
+	$(BIN)/python -c "$$WRITE_CONSTRAINTS" build/resolved.json > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
+clean: ## delete caches and build output
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## also delete .venv; fetched models stay in their cache
+	rm -rf $(VENV)
+
+# One pip at a time works on .venv, also under `make -j`: each stamp waits for the one before it.
+$(STAMPS)/venv:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "$(PYTHON) was not found. Install it (Debian, Ubuntu: apt install python3 python3-venv)" >&2; \
+		echo "or name another interpreter: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Blockyard needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1)." >&2; \
+		echo "Install a newer one and name it: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments: its venv module is missing." >&2; \
+		echo "Install it (Debian, Ubuntu: apt install python3-venv), then repeat the command." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/run: pyproject.toml constraints.txt | $(STAMPS)/venv
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/run
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/test
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+$(STAMPS)/model: $(STAMPS)/run
+	$(BIN)/blockyard model fetch
+	@touch $@
+
+# pip's report holds every package it would install; a local build tag such as +cpu is no part of a pin.
+define WRITE_CONSTRAINTS
+import json, sys
+print("# Exact versions Blockyard is tested with: `make constraints` resolves .[dev] into this file.")
+with open(sys.argv[1]) as report:
+    found = [item["metadata"] for item in json.load(report)["install"]]
+pins = {item["name"]: item["version"].partition("+")[0] for item in found}
+for name in sorted(pins, key=str.lower):
+    if name != "blockyard":
+        print(f"{name}=={pins[name]}")
+endef
+export WRITE_CONSTRAINTS
