@@ -11,11 +11,6 @@ TESTS ?=
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest -q
 
-# protoc is told that protos/ is blockyard/protos, so that the stubs import each other by full name.
-PROTO_SOURCES := $(addprefix blockyard/,$(wildcard protos/*.proto))
-PROTOC = $(BIN)/python -m grpc_tools.protoc -Iblockyard/protos=protos \
-	--python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO_SOURCES)
-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-all check format protos check-protos constraints clean distclean
@@ -48,12 +43,12 @@ format: $(STAMPS)/dev ## put the code into the common format, fix what the linte
 	$(BIN)/ruff check --fix .
 
 protos: $(STAMPS)/dev ## generate the stubs in protos/ anew
-	$(call PROTOC,.)
+	sh protos/generate.sh $(BIN)/python
 
 # Generates into a folder beside the tree and compares, so that checking changes nothing.
 check-protos: $(STAMPS)/dev
 	@rm -rf build/protos && mkdir -p build/protos
-	@$(if $(PROTO_SOURCES),$(call PROTOC,build/protos),true)
+	@sh protos/generate.sh $(BIN)/python build/protos
 	@for stub in protos/*_pb2*; do \
 		[ ! -e "$$stub" ] || [ -e "build/protos/blockyard/$$stub" ] \
 			|| { echo "$$stub belongs to no .proto file: delete it" >&2; exit 1; }; \
@@ -64,9 +59,11 @@ check-protos: $(STAMPS)/dev
 	done
 	@echo "protos: stubs match"
 
+# The torch pin is moved by hand alone: it decides which builds a machine can choose from.
 constraints: $(STAMPS)/venv ## resolve the newest versions of .[dev] into constraints.txt
-	@mkdir -p build
-	$(BIN)/python -m pip install --dry-run --ignore-installed --report build/resolved.json '.[dev]'
+	@mkdir -p build && grep '^torch==' constraints.txt > build/torch.txt
+	$(BIN)/python -m pip install --dry-run --ignore-installed -c build/torch.txt \
+		--report build/resolved.json '.[dev]'
 	$(BIN)/python -c "$$WRITE_CONSTRAINTS" build/resolved.json > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 
@@ -107,15 +104,16 @@ $(STAMPS)/model: $(STAMPS)/run
 	$(BIN)/blockyard model fetch
 	@touch $@
 
-# pip's report holds every package it would install; a local build tag such as +cpu is no part of a pin.
+# pip's report holds every package it would install. Left out: a local build tag such as +cpu, which
+# is no part of a pin, and the CUDA libraries, which a CUDA build of torch names exactly itself.
 define WRITE_CONSTRAINTS
 import json, sys
-print("# Exact versions Blockyard is tested with: `make constraints` resolves .[dev] into this file.")
+print("# Exact versions Blockyard is tested with: make constraints resolves .[dev] into this file.")
 with open(sys.argv[1]) as report:
     found = [item["metadata"] for item in json.load(report)["install"]]
 pins = {item["name"]: item["version"].partition("+")[0] for item in found}
 for name in sorted(pins, key=str.lower):
-    if name != "blockyard":
+    if not name.startswith(("blockyard", "cuda-", "nvidia-", "triton")):
         print(f"{name}=={pins[name]}")
 endef
 export WRITE_CONSTRAINTS
