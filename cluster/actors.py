@@ -1,0 +1,143 @@
+"""Ray actors: thin shells round the worker host and the central scheduler.
+
+Plain classes, wrapped with `ray.remote` where they are launched, so that tests build them without
+a cluster. Ray carries life cycle and start-up calls only; steps and tokens go over the wire.
+"""
+
+import os
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from blockyard.cluster.central import CentralScheduler
+from blockyard.cluster.wire import Endpoint
+from blockyard.cluster.worker_host import WorkerHost
+from blockyard.workers.config import WorkerConfig, WorkerProfile
+
+__all__ = [
+    "CENTRAL_NAME",
+    "NAMESPACE",
+    "CentralActor",
+    "WorkerActor",
+    "central_actor",
+    "launch_worker",
+    "locate_central",
+    "node_address",
+]
+
+NAMESPACE = "blockyard"
+CENTRAL_NAME = "blockyard-central"
+
+
+def node_address() -> str:
+    """This node's address inside the cluster; loopback for a cluster on loopback."""
+    return str(ray.util.get_node_ip_address())
+
+
+class WorkerActor:
+    """One rank in a process of its own."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        # Imported here: only this process needs torch.
+        from blockyard.workers.worker import make_worker
+
+        self._host = WorkerHost(lambda: make_worker(config), config.rank)
+
+    def load(self) -> WorkerProfile:
+        """Load the model and measure."""
+        return self._host.load()
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the pool."""
+        self._host.allocate(num_blocks)
+
+    def listen(self) -> Endpoint:
+        """Wait for the engine; returns where."""
+        return self._host.listen(node_address())
+
+    def process_id(self) -> int:
+        """This rank's process id, for operators and fault tests."""
+        return os.getpid()
+
+
+class CentralActor:
+    """The central scheduler in a process of its own, found by name."""
+
+    def __init__(self) -> None:
+        self._central = CentralScheduler()
+        self._stages: dict[str, str] = {}
+
+    async def endpoint(self) -> Endpoint:
+        """Where engines and ingresses connect."""
+        await self._central.start(node_address())
+        return self._central.endpoint
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Stop admitting everywhere and wait for live requests; False on time-out."""
+        return await self._central.drain(timeout_seconds)
+
+    async def note_stage(self, group_id: str, stage: str) -> None:
+        """A group says how far its start has come."""
+        self._stages[group_id] = stage
+
+    async def stages(self) -> dict[str, str]:
+        """How far each group's start has come."""
+        return dict(self._stages)
+
+    async def process_id(self) -> int:
+        """This process's id, for operators and fault tests."""
+        return os.getpid()
+
+
+def central_actor() -> Any:
+    """The cluster's central scheduler; started by whoever asks first.
+
+    Detached, because it must outlive the process that happened to start it; Ray restarts it when
+    it dies, and its state comes back from the engines.
+    """
+    return (
+        ray.remote(CentralActor)
+        .options(
+            name=CENTRAL_NAME,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=64,
+        )
+        .remote()
+    )
+
+
+async def locate_central() -> Endpoint:
+    """The central scheduler's endpoint, asked for anew.
+
+    Raises:
+        ConnectionError: it is down at the moment.
+    """
+    try:
+        endpoint: Endpoint = await central_actor().endpoint.remote()
+    except ray.exceptions.RayActorError as error:
+        raise ConnectionError("the central scheduler is restarting") from error
+    return endpoint
+
+
+def launch_worker(config: WorkerConfig, bundle_index: int, uses_gpu: bool) -> Any:
+    """Start one rank in the given bundle of this replica's placement group."""
+    placement_group = ray.util.get_current_placement_group()
+    if placement_group is None:
+        raise RuntimeError("a group's replica must run inside its placement group")
+    return (
+        ray.remote(WorkerActor)
+        .options(
+            num_cpus=1,
+            num_gpus=1 if uses_gpu else 0,
+            max_concurrency=2,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group, placement_group_bundle_index=bundle_index
+            ),
+        )
+        .remote(config)
+    )

@@ -1,0 +1,168 @@
+"""The central scheduler: the one process that sees every group's books.
+
+Engines join it and push their books; ingresses ask it which group to use, and are told of every
+change of the groups. On the path of a request, never of a token. All its state comes from the
+engines, so a restarted one knows everything again as soon as they have joined. Knows no Ray.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+from blockyard.cluster.messages import (
+    AskGroups,
+    Bind,
+    Bound,
+    Drain,
+    GroupIdentity,
+    Groups,
+    Join,
+    LedgerPush,
+    ToCentral,
+    Unbound,
+)
+from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
+from blockyard.scheduler.placement import Candidate, choose_group
+from blockyard.scheduler.request import RefusalCode
+
+__all__ = ["CentralScheduler"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Member:
+    """One engine that has joined."""
+
+    identity: GroupIdentity
+    candidate: Candidate
+    connection: Connection[ToCentral]
+    draining: bool = False
+
+
+class CentralScheduler:
+    """Registry of groups and binder of requests. Call `start` before anything else."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, _Member] = {}
+        self._ingresses: set[Connection[ToCentral]] = set()
+        self._listener: Listener | None = None
+        self._draining = False
+        self._changed = asyncio.Condition()
+
+    async def start(self, host: str) -> None:
+        """Listen on `host`."""
+        if self._listener is None:
+            self._listener = await listen(Codec(ToCentral), self._serve, host)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where engines and ingresses connect."""
+        assert self._listener is not None
+        return self._listener.endpoint
+
+    @property
+    def group_ids(self) -> tuple[str, ...]:
+        """Groups that have joined."""
+        return tuple(self._members)
+
+    async def close(self) -> None:
+        """Stop listening and drop every connection."""
+        if self._listener is not None:
+            await self._listener.close()
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Stop admitting everywhere and wait until no request is live; False on time-out."""
+        self._draining = True
+        for member in self._members.values():
+            member.connection.post(Drain())
+        self._tell_ingresses()
+        try:
+            async with asyncio.timeout(timeout_seconds), self._changed:
+                await self._changed.wait_for(lambda: all(map(_is_done, self._members.values())))
+        except TimeoutError:
+            return False
+        return True
+
+    def check(self) -> None:
+        """Prove that every member is filed under its own id and its books add up."""
+        for group_id, member in self._members.items():
+            if group_id != member.identity.group_id or group_id != member.candidate.group_id:
+                raise AssertionError(f"group {group_id} is filed under another's name")
+            member.candidate.ledger.check()
+
+    async def _serve(self, connection: Connection[ToCentral]) -> None:
+        group_id: str | None = None
+        try:
+            while (message := await connection.receive()) is not None:
+                match message:
+                    case Join(identity, ledger):
+                        group_id = identity.group_id
+                        candidate = Candidate(group_id, ledger)
+                        self._members[group_id] = _Member(identity, candidate, connection)
+                        if self._draining:
+                            connection.post(Drain())
+                        self._tell_ingresses()
+                    case LedgerPush():
+                        self._note_ledger(group_id, message)
+                    case Bind():
+                        connection.post(self._bind(message))
+                    case AskGroups():
+                        self._ingresses.add(connection)
+                        connection.post(self._groups())
+                await self._notify()
+        except WireError as error:
+            logger.warning("a peer spoke out of turn: %s", error)
+        finally:
+            self._ingresses.discard(connection)
+            member = self._members.get(group_id) if group_id is not None else None
+            if member is not None and member.connection is connection:
+                del self._members[member.identity.group_id]
+                self._tell_ingresses()
+                await self._notify()
+
+    def _note_ledger(self, group_id: str | None, message: LedgerPush) -> None:
+        member = self._members.get(group_id) if group_id is not None else None
+        if member is None:
+            raise WireError("books were pushed before the group joined")
+        member.candidate = Candidate(member.identity.group_id, message.ledger)
+        member.draining = message.draining
+
+    def _bind(self, request: Bind) -> Bound | Unbound:
+        if self._draining:
+            return Unbound(request.ticket, RefusalCode.UNAVAILABLE, "the server is shutting down")
+        candidates = [
+            member.candidate
+            for member in self._members.values()
+            if member.identity.model.name == request.model and not member.draining
+        ]
+        group_id = choose_group(candidates, request.prompt_tokens)
+        if group_id is None:
+            return Unbound(
+                request.ticket,
+                RefusalCode.UNAVAILABLE,
+                f"no group serves {request.model} at the moment; try again shortly",
+            )
+        member = self._members[group_id]
+        member.candidate = replace(
+            member.candidate, bound_tokens=member.candidate.bound_tokens + request.prompt_tokens
+        )
+        return Bound(request.ticket, group_id)
+
+    def _groups(self) -> Groups:
+        identities = tuple(member.identity for member in self._members.values())
+        return Groups(identities, self._draining)
+
+    def _tell_ingresses(self) -> None:
+        groups = self._groups()
+        for ingress in self._ingresses:
+            ingress.post(groups)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def _is_done(member: _Member) -> bool:
+    requests = member.candidate.ledger.requests
+    return member.draining and not (requests.running or requests.waiting or requests.parked)

@@ -1,0 +1,96 @@
+"""Everything one deployment is told, as one frozen value. Made by the command line, checked here.
+
+Knows nothing of how processes are started. Units are in the names.
+"""
+
+from dataclasses import dataclass
+
+from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
+from blockyard.workers.config import WorkerConfig, WorkerKind
+from blockyard.workers.description import ModelDescription
+
+__all__ = ["DEFAULT_GRPC_PORT", "LOOPBACK", "ServeConfig"]
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_GRPC_PORT = 50051
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """One model's deployment.
+
+    Attributes:
+        model: what to serve; its directory is the same on every node.
+        kind, device, dtype, block_size, num_blocks, kv_memory_bytes, threads: see `WorkerConfig`.
+        max_running, max_step_tokens, max_waiting: see `SchedulerConfig`.
+        num_groups: copies of the model.
+        num_ranks: workers in each group.
+        grpc_host, grpc_port: where each ingress listens for clients.
+        serve_grpc_port: port of Ray Serve's own gRPC proxy; None leaves the proxy off.
+        drain_seconds: most time for live requests to end at shutdown.
+        stall_seconds: a group that has work but finished no step for so long is unhealthy.
+    """
+
+    model: ModelDescription
+    kind: WorkerKind = WorkerKind.MODEL
+    device: str = "auto"
+    dtype: str = "auto"
+    block_size: int = DEFAULT_BLOCK_SIZE
+    num_blocks: int | None = None
+    kv_memory_bytes: int | None = None
+    threads: int | None = None
+    max_running: int = 256
+    max_step_tokens: int = 512
+    max_waiting: int = 4096
+    num_groups: int = 1
+    num_ranks: int = 1
+    grpc_host: str = LOOPBACK
+    grpc_port: int = DEFAULT_GRPC_PORT
+    serve_grpc_port: int | None = None
+    drain_seconds: float = 30.0
+    stall_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be started."""
+        for name in ("num_groups", "num_ranks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_blocks is not None and self.num_blocks < 1:
+            raise ValueError(f"num_blocks is {self.num_blocks}; it must be at least 1")
+        for name in ("drain_seconds", "stall_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.kind is WorkerKind.MODEL and self.num_ranks > 1:
+            raise ValueError(
+                f"num_ranks is {self.num_ranks}; a model runs on one rank as yet, use 1"
+            )
+        _ = self.scheduler  # its own checks
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        """Limits of each group's scheduler."""
+        return SchedulerConfig(
+            max_context_tokens=self.model.context_tokens,
+            block_size=self.block_size,
+            max_running=self.max_running,
+            max_step_tokens=self.max_step_tokens,
+            max_waiting=self.max_waiting,
+        )
+
+    def worker(self, rank: int) -> WorkerConfig:
+        """What one rank of a group is told."""
+        return WorkerConfig(
+            model_dir=self.model.directory,
+            max_context_tokens=self.model.context_tokens,
+            kind=self.kind,
+            device=self.device,
+            dtype=self.dtype,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            kv_memory_bytes=self.kv_memory_bytes,
+            threads=self.threads,
+            max_step_tokens=self.max_step_tokens,
+            max_running=self.max_running,
+            rank=rank,
+            world_size=self.num_ranks,
+        )

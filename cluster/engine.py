@@ -1,0 +1,160 @@
+"""The step loop of one group: plan, execute, commit, deliver.
+
+Knows no Ray, no gRPC and no sockets: it is handed a scheduler and a group object, and a callback
+that takes news of requests. Runs in one event loop; every call on the scheduler happens there, so
+between two awaits the books are consistent.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from blockyard.scheduler.ledger import GroupLedger
+from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.scheduler.request import RequestSpec, RequestUpdate
+from blockyard.scheduler.scheduler import Scheduler
+
+__all__ = ["Engine", "Group", "GroupLost"]
+
+logger = logging.getLogger(__name__)
+
+
+class GroupLost(Exception):
+    """A rank died or failed; its blocks and the step in flight are gone. For the operator."""
+
+
+class Group(Protocol):
+    """The workers of one model copy, whatever connects them."""
+
+    @property
+    def acknowledged_step(self) -> int:
+        """Newest step that every rank has finished."""
+        ...
+
+    def on_acknowledge(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called whenever `acknowledged_step` grows."""
+        ...
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step on every rank and return rank 0's result.
+
+        Raises:
+            GroupLost: a rank is gone.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let the workers go."""
+        ...
+
+
+class Engine:
+    """Drives one group.
+
+    `deliver` gets the updates of each step. When the group is lost, `on_lost` is called once with
+    the reason and the ids of the requests that were live.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        group: Group,
+        deliver: Callable[[list[RequestUpdate]], None],
+        on_lost: Callable[[str], None] = lambda reason: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._group = group
+        self._deliver = deliver
+        self._on_lost = on_lost
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._last_progress = clock()
+        self._lost: str | None = None
+        group.on_acknowledge(self._acknowledge)
+
+    @property
+    def lost(self) -> str | None:
+        """Why the group is gone, or None while it lives."""
+        return self._lost
+
+    def submit(self, spec: RequestSpec) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestRefused: it can never fit, too many wait, or the engine drains.
+        """
+        if not self._scheduler.has_work:
+            self._last_progress = self._clock()
+        self._scheduler.submit(spec, self._clock())
+        self._idle.clear()
+        self._changed.set()
+
+    def abort(self, request_id: str) -> bool:
+        """Free a request's blocks now; False if it is not live. Safe to call twice."""
+        aborted = self._scheduler.abort(request_id)
+        self._changed.set()
+        self._note_idle()
+        return aborted
+
+    def start_drain(self) -> None:
+        """Refuse newcomers from now on; what was admitted goes on to its end."""
+        self._scheduler.start_drain()
+
+    async def wait_idle(self) -> None:
+        """Wait until no request is live."""
+        await self._idle.wait()
+
+    def ledger(self) -> GroupLedger:
+        """The books as they stand."""
+        return self._scheduler.ledger()
+
+    def stalled_seconds(self) -> float:
+        """How long work has waited since the last finished step; 0 when nothing waits."""
+        return self._clock() - self._last_progress if self._scheduler.has_work else 0.0
+
+    def check(self) -> None:
+        """Prove the invariants of everything the engine owns."""
+        self._scheduler.check()
+
+    async def run(self) -> None:
+        """Step while there is work, sleep while there is none, until cancelled or lost."""
+        while self._lost is None:
+            self._changed.clear()
+            if not await self.step():
+                self._note_idle()
+                await self._changed.wait()
+
+    async def step(self) -> bool:
+        """Schedule, execute, update; False when there was nothing to compute."""
+        plan = self._scheduler.plan(self._clock())
+        if plan is None:
+            return False
+        try:
+            result = await self._group.execute(plan)
+        except GroupLost as error:
+            self._lose(str(error))
+            return False
+        self._acknowledge()
+        updates = self._scheduler.commit(result, self._clock())
+        self._last_progress = self._clock()
+        self._deliver(updates)
+        return True
+
+    def _acknowledge(self) -> None:
+        self._scheduler.acknowledge(self._group.acknowledged_step)
+        self._changed.set()
+
+    def _note_idle(self) -> None:
+        if not self._scheduler.has_work:
+            self._idle.set()
+
+    def _lose(self, reason: str) -> None:
+        logger.error("the group is lost: %s", reason)
+        self._lost = reason
+        self._idle.set()
+        self._on_lost(reason)

@@ -1,0 +1,105 @@
+"""A Serve replica that hosts one group: starts its ranks, runs its engine, tells its health.
+
+The only thing Serve does with it is life cycle: no request and no token passes through a handle.
+"""
+
+import asyncio
+import logging
+import uuid
+from typing import Any
+
+from blockyard.cluster.actors import (
+    central_actor,
+    launch_worker,
+    locate_central,
+    node_address,
+)
+from blockyard.cluster.central_link import CentralLink
+from blockyard.cluster.config import ServeConfig
+from blockyard.cluster.engine_server import EngineServer
+from blockyard.cluster.messages import GroupIdentity
+from blockyard.cluster.worker_group import WorkerGroup
+from blockyard.scheduler.scheduler import Scheduler
+from blockyard.workers.config import WorkerProfile
+
+__all__ = ["GroupReplica"]
+
+logger = logging.getLogger(__name__)
+
+
+class GroupReplica:
+    """One group. Serve awaits `__init__`, so the replica counts as up once it can step."""
+
+    async def __init__(self, config: ServeConfig, uses_gpu: bool) -> None:  # type: ignore[misc]
+        self._config = config
+        self._group_id = f"group-{uuid.uuid4().hex[:8]}"
+        self._central = central_actor()
+        self._note("starting workers")
+        self._workers = [
+            launch_worker(config.worker(rank), rank + 1, uses_gpu)
+            for rank in range(config.num_ranks)
+        ]
+        await asyncio.gather(*(worker.process_id.remote() for worker in self._workers))
+        self._note("loading the model")
+        profiles: list[WorkerProfile] = await asyncio.gather(
+            *(worker.load.remote() for worker in self._workers)
+        )
+        num_blocks = min(profile.max_blocks for profile in profiles)
+        self._note("allocating blocks")
+        await asyncio.gather(*(worker.allocate.remote(num_blocks) for worker in self._workers))
+        endpoints = await asyncio.gather(*(worker.listen.remote() for worker in self._workers))
+        self._group = await WorkerGroup.connect(endpoints)
+        changed = asyncio.Event()
+        self._server = await EngineServer.start(
+            Scheduler(config.scheduler, num_blocks), self._group, node_address(), changed.set
+        )
+        endpoint = self._server.endpoint
+        identity = GroupIdentity(
+            group_id=self._group_id,
+            model=config.model,
+            device=profiles[0].device,
+            dtype=profiles[0].dtype,
+            block_size=config.block_size,
+            host=endpoint.host,
+            port=endpoint.port,
+            secret=endpoint.secret,
+        )
+        link = CentralLink(self._server, identity, locate_central, changed)
+        self._link = asyncio.create_task(link.run(), name="central-link")
+        self._note("ready")
+        logger.info("%s serves %s with %d blocks", self._group_id, config.model.name, num_blocks)
+
+    async def check_health(self) -> None:
+        """Called by Serve; raising has the replica replaced."""
+        if self._server.lost is not None:
+            raise RuntimeError(f"{self._group_id}: {self._server.lost}")
+        stalled = self._server.engine.stalled_seconds()
+        if stalled > self._config.stall_seconds:
+            raise RuntimeError(f"{self._group_id} has work but took no step for {stalled:.0f} s")
+
+    async def process_ids(self) -> list[int]:
+        """Process ids of the ranks, for operators and fault tests."""
+        return list(await asyncio.gather(*(w.process_id.remote() for w in self._workers)))
+
+    async def __del__(self) -> None:
+        """Drain: called by Serve once, inside `graceful_shutdown_timeout_s`."""
+        server: EngineServer | None = getattr(self, "_server", None)
+        if server is None:
+            return
+        server.start_drain()
+        try:
+            async with asyncio.timeout(self._config.drain_seconds):
+                await server.engine.wait_idle()
+        except TimeoutError:
+            logger.warning(
+                "%s: drained for %g s and some requests still ran",
+                self._group_id,
+                self._config.drain_seconds,
+            )
+        self._link.cancel()
+        await server.close()
+        await self._group.close()
+
+    def _note(self, stage: str) -> None:
+        reference: Any = self._central.note_stage.remote(self._group_id, stage)
+        del reference  # nobody waits for it: it only feeds a progress bar

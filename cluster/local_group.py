@@ -1,0 +1,59 @@
+"""One rank in this process: the same group object without wires, for tests, benchmarks and scripts.
+
+The executor runs in a thread of its own, so that the event loop stays free during a step.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from blockyard.cluster.engine import GroupLost
+from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.workers.config import Executor, WorkerProfile
+
+__all__ = ["LocalGroup"]
+
+
+class LocalGroup:
+    """A group of one rank, loaded already or by `load`."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blockyard-rank")
+        self._acknowledged = 0
+        self._callback: Callable[[], None] = lambda: None
+
+    async def load(self) -> tuple[WorkerProfile, int]:
+        """Load the model and make the pool; returns the profile and the number of blocks."""
+        loop = asyncio.get_running_loop()
+        profile = await loop.run_in_executor(self._thread, self._executor.load)
+        await loop.run_in_executor(self._thread, self._executor.allocate, profile.max_blocks)
+        return profile, profile.max_blocks
+
+    @property
+    def acknowledged_step(self) -> int:
+        """Newest step that is finished."""
+        return self._acknowledged
+
+    def on_acknowledge(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called whenever a step is finished."""
+        self._callback = callback
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step in the executor's thread.
+
+        Raises:
+            GroupLost: the executor failed.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            result = await loop.run_in_executor(self._thread, self._executor.execute, plan)
+        except Exception as error:
+            raise GroupLost(f"the executor failed in step {plan.step}: {error!r}") from error
+        self._acknowledged = result.step
+        self._callback()
+        return result
+
+    async def close(self) -> None:
+        """End the thread after the step in flight."""
+        await asyncio.to_thread(self._thread.shutdown)

@@ -1,0 +1,208 @@
+"""Every message on our wires, by channel. Values only; `wire.py` carries them.
+
+Channels: engine to worker, ingress to engine, engine and ingress to the central scheduler. A
+`ticket` pairs an answer with its question on one connection.
+"""
+
+import msgspec
+
+from blockyard.scheduler.ledger import GroupLedger
+from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.scheduler.request import RefusalCode, RequestSpec, RequestUpdate
+from blockyard.workers.description import ModelDescription
+
+__all__ = [
+    "Abort",
+    "Acknowledged",
+    "AskGroups",
+    "AskLedger",
+    "Bind",
+    "Bound",
+    "Drain",
+    "EngineToCentral",
+    "EngineToIngress",
+    "Execute",
+    "Executed",
+    "GroupIdentity",
+    "Groups",
+    "IngressToEngine",
+    "Join",
+    "LedgerAnswer",
+    "LedgerPush",
+    "Refused",
+    "Submit",
+    "Submitted",
+    "ToCentral",
+    "ToIngress",
+    "ToWorker",
+    "Unbound",
+    "Updates",
+    "WorkerFailed",
+    "WorkerToEngine",
+]
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+# --- engine to worker -----------------------------------------------------------------------------
+
+
+class Execute(_Message, frozen=True):
+    """Run this step."""
+
+    plan: StepPlan
+
+
+class Executed(_Message, frozen=True):
+    """Rank 0's answer: the step is done on this rank, and these are its tokens."""
+
+    result: StepResult
+
+
+class Acknowledged(_Message, frozen=True):
+    """Another rank has finished this step and will not touch its blocks any more."""
+
+    step: int
+
+
+class WorkerFailed(_Message, frozen=True):
+    """This rank cannot go on; `message` is for the operator's log."""
+
+    step: int
+    message: str
+
+
+ToWorker = Execute
+WorkerToEngine = Executed | Acknowledged | WorkerFailed
+
+
+# --- ingress to engine ----------------------------------------------------------------------------
+
+
+class Submit(_Message, frozen=True):
+    """Take this request."""
+
+    spec: RequestSpec
+
+
+class Abort(_Message, frozen=True):
+    """The client left or a stop string was found: free the request's blocks."""
+
+    request_id: str
+
+
+class AskLedger(_Message, frozen=True):
+    """Tell me your books as they stand."""
+
+    ticket: int
+
+
+class Submitted(_Message, frozen=True):
+    """The request is in the queue."""
+
+    request_id: str
+
+
+class Refused(_Message, frozen=True):
+    """The request was not taken, or is lost with its group."""
+
+    request_id: str
+    code: RefusalCode
+    message: str
+    field: str = ""
+
+
+class Updates(_Message, frozen=True):
+    """News of all requests of this ingress since the last such message."""
+
+    updates: tuple[RequestUpdate, ...]
+
+
+class LedgerAnswer(_Message, frozen=True):
+    """The books, counted between two actions of the scheduler."""
+
+    ticket: int
+    ledger: GroupLedger
+
+
+IngressToEngine = Submit | Abort | AskLedger
+EngineToIngress = Submitted | Refused | Updates | LedgerAnswer
+
+
+# --- to and from the central scheduler ------------------------------------------------------------
+
+
+class GroupIdentity(msgspec.Struct, frozen=True, array_like=True):
+    """One group and how to reach its engine."""
+
+    group_id: str
+    model: ModelDescription
+    device: str
+    dtype: str
+    block_size: int
+    host: str
+    port: int
+    secret: bytes
+
+    def __repr__(self) -> str:
+        """Leave the secret out."""
+        return f"GroupIdentity({self.group_id!r}, {self.model.name!r})"
+
+
+class Join(_Message, frozen=True):
+    """An engine is up and serves this group until the connection ends."""
+
+    group: GroupIdentity
+    ledger: GroupLedger
+
+
+class LedgerPush(_Message, frozen=True):
+    """An engine's books have changed."""
+
+    ledger: GroupLedger
+    draining: bool
+
+
+class Drain(_Message, frozen=True):
+    """Central to engine: stop admitting, finish what was admitted."""
+
+
+class Bind(_Message, frozen=True):
+    """An ingress wants a group for a request."""
+
+    ticket: int
+    model: str
+    prompt_tokens: int
+
+
+class Bound(_Message, frozen=True):
+    """Use this group."""
+
+    ticket: int
+    group_id: str
+
+
+class Unbound(_Message, frozen=True):
+    """No group can take it."""
+
+    ticket: int
+    code: RefusalCode
+    message: str
+
+
+class AskGroups(_Message, frozen=True):
+    """Send the groups now, and again whenever they change."""
+
+
+class Groups(_Message, frozen=True):
+    """Every group that is up."""
+
+    groups: tuple[GroupIdentity, ...]
+    draining: bool
+
+
+ToCentral = Join | LedgerPush | Bind | AskGroups
+EngineToCentral = Join | LedgerPush
+ToIngress = Bound | Unbound | Groups

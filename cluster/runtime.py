@@ -1,0 +1,147 @@
+"""Starts and stops what `blockyard serve` needs: Ray, Serve, the application, and a clean end.
+
+Owns only what it started: a cluster it merely connected to is left running. Progress is told to
+an observer; nothing here prints.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
+from ray.serve.schema import ApplicationStatus, LoggingConfig
+
+from blockyard.cluster.actors import NAMESPACE, central_actor
+from blockyard.cluster.app import APP_NAME, build_app
+from blockyard.cluster.config import LOOPBACK, ServeConfig
+
+__all__ = ["Deployment", "StartFailed", "deploy", "ray_cluster"]
+
+_POLL_SECONDS = 0.2
+_OBJECT_STORE_BYTES = 128 * 1024 * 1024
+"""Tokens and plans go over our own wire; Ray's object store carries start-up calls only."""
+_SERVICERS = (
+    "blockyard.protos.generation_pb2_grpc.add_GenerationServicer_to_server",
+    "blockyard.protos.cluster_pb2_grpc.add_ClusterServicer_to_server",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+)
+
+
+class StartFailed(Exception):
+    """The deployment did not come up; the message says why and what to do."""
+
+
+@contextmanager
+def ray_cluster(address: str | None) -> Iterator[None]:
+    """Connect to a running cluster, or start one on loopback that ends with this context."""
+    logging_level = os.environ.get("BLOCKYARD_LOG_LEVEL", "WARNING").upper()
+    if address is not None:
+        ray.init(address=address, namespace=NAMESPACE, logging_level=logging_level)
+    else:
+        # Ray counts logical CPUs: a rank takes one, and engine and ingress a little each.
+        ray.init(
+            num_cpus=max(4, os.cpu_count() or 1),
+            namespace=NAMESPACE,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _node_ip_address=LOOPBACK,
+            logging_level=logging_level,
+            log_to_driver=False,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A running application."""
+
+    config: ServeConfig
+
+    def drain(self) -> bool:
+        """Stop admitting and wait for live requests; False when some still ran at the end."""
+        timeout = self.config.drain_seconds
+        return bool(ray.get(central_actor().drain.remote(timeout), timeout=timeout + 10))
+
+
+@contextmanager
+def deploy(config: ServeConfig, observe: Callable[[str], None]) -> Iterator[Deployment]:
+    """Deploy and wait until it serves; take it down again at the end of the context.
+
+    `observe` is told each stage of the start, in words.
+
+    Raises:
+        StartFailed: a replica could not start.
+    """
+    uses_gpu = _uses_gpu(config)
+    observe("starting Ray Serve")
+    proxied = config.serve_grpc_port is not None
+    serve.start(
+        proxy_location=ProxyLocation.EveryNode if proxied else ProxyLocation.Disabled,
+        http_options=HTTPOptions(host=config.grpc_host),
+        grpc_options=gRPCOptions(
+            port=config.serve_grpc_port or 9000, grpc_servicer_functions=list(_SERVICERS)
+        )
+        if proxied
+        else None,
+        logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+    )
+    central = central_actor()
+    try:
+        serve.run_many(
+            [
+                serve.RunTarget(
+                    build_app(config, uses_gpu),
+                    name=APP_NAME,
+                    route_prefix=None,
+                    logging_config=LoggingConfig(log_level="INFO", enable_access_log=False),
+                )
+            ],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        _wait_until_running(observe)
+        yield Deployment(config)
+    finally:
+        serve.shutdown()
+        ray.kill(central, no_restart=True)
+
+
+def _wait_until_running(observe: Callable[[str], None]) -> None:
+    central = central_actor()
+    while True:
+        application = serve.status().applications.get(APP_NAME)
+        status = application.status if application is not None else None
+        if status is ApplicationStatus.RUNNING:
+            observe("ready")
+            return
+        if application is not None and status in (
+            ApplicationStatus.DEPLOY_FAILED,
+            ApplicationStatus.UNHEALTHY,
+        ):
+            causes = [application.message] + [
+                deployment.message for deployment in application.deployments.values()
+            ]
+            raise StartFailed("\n".join(cause for cause in causes if cause))
+        for stage in ray.get(central.stages.remote()).values():
+            observe(stage)
+        time.sleep(_POLL_SECONDS)
+
+
+def _uses_gpu(config: ServeConfig) -> bool:
+    """Whether ranks need a GPU each: asked for, or there are enough in the cluster."""
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    needed = config.num_groups * config.num_ranks
+    if config.device == "cuda" and gpus < needed:
+        raise StartFailed(
+            f"{needed} GPUs are needed and the cluster has {gpus}; "
+            "add nodes, or lower --groups or --tp, or use --device cpu"
+        )
+    return config.device == "cuda" or (config.device == "auto" and gpus >= needed)

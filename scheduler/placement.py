@@ -1,0 +1,57 @@
+"""Which group a request is bound to. Pure: decides from the books it is shown.
+
+Knows nothing of processes. Units: blocks, tokens, requests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blockyard.scheduler.ledger import GroupLedger
+
+__all__ = ["Candidate", "choose_group"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A group as the central scheduler sees it.
+
+    `bound_tokens` are prompt tokens bound to it since its books were last heard of, so that a
+    burst between two reports does not all land on one group.
+    """
+
+    group_id: str
+    ledger: GroupLedger
+    bound_tokens: int = 0
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be had now, less what was bound since."""
+        blocks = self.ledger.blocks
+        return blocks.free + blocks.cached - -(-self.bound_tokens // self.ledger.block_size)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a place."""
+        return self.ledger.requests.waiting + self.ledger.requests.parked
+
+
+def choose_group(candidates: Sequence[Candidate], prompt_tokens: int) -> str | None:
+    """The group that can start a request of `prompt_tokens` soonest; None without candidates.
+
+    Groups that have the blocks and no queue come first, then the shortest queue, then the most
+    free blocks; the id breaks ties so that the choice is the same everywhere.
+    """
+    if not candidates:
+        return None
+
+    def delay(candidate: Candidate) -> tuple[int, int, int, str]:
+        short = -(-prompt_tokens // candidate.ledger.block_size) > candidate.free_blocks
+        waits = candidate.queued + (1 if short else 0)
+        return (
+            waits,
+            -candidate.free_blocks,
+            candidate.ledger.requests.running,
+            candidate.group_id,
+        )
+
+    return min(candidates, key=delay).group_id

@@ -1,0 +1,154 @@
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from blockyard.cluster.wire import (
+    MAX_FRAME_BYTES,
+    Codec,
+    Connection,
+    Endpoint,
+    HandshakeError,
+    Listener,
+    WireError,
+    connect,
+    frame,
+    listen,
+    new_secret,
+)
+
+
+class Note(msgspec.Struct, frozen=True, tag=True):
+    text: str
+
+
+class Echo:
+    """A peer that answers each note with itself, and remembers how conversations ended."""
+
+    def __init__(self) -> None:
+        self.handled = 0
+        self.endings: asyncio.Queue[str] = asyncio.Queue()
+
+    async def serve(self, connection: Connection[Note]) -> None:
+        self.handled += 1
+        try:
+            while (note := await connection.receive()) is not None:
+                connection.post(note)
+            self.endings.put_nowait("hung up")
+        except WireError as error:
+            self.endings.put_nowait(str(error))
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[tuple[Echo, Listener]]:
+    peer = Echo()
+    listener = await listen(Codec(Note), peer.serve)
+    yield peer, listener
+    await listener.close()
+
+
+async def test_messages_come_back_in_order(echo: tuple[Echo, Listener]) -> None:
+    connection: Connection[Note] = await connect(echo[1].endpoint, Codec(Note))
+    for number in range(100):
+        connection.post(Note(f"note {number}"))
+    for number in range(100):
+        assert await connection.receive() == Note(f"note {number}")
+    await connection.close()
+    assert await echo[0].endings.get() == "hung up"
+
+
+async def test_a_large_frame_survives(echo: tuple[Echo, Listener]) -> None:
+    connection: Connection[Note] = await connect(echo[1].endpoint, Codec(Note))
+    text = "x" * 3_000_000
+    connection.post(Note(text))
+    received = await connection.receive()
+    assert received is not None and received.text == text
+    await connection.close()
+
+
+async def test_a_wrong_secret_is_refused_before_the_handler_runs(
+    echo: tuple[Echo, Listener],
+) -> None:
+    peer, listener = echo
+    with pytest.raises(HandshakeError):
+        await connect(replace(listener.endpoint, secret=new_secret()), Codec(Note))
+    assert peer.handled == 0
+
+
+async def test_the_client_refuses_a_server_that_does_not_know_the_secret() -> None:
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"blockyard-wire-1" + b"n" * 32)
+        await reader.readexactly(64)
+        writer.write(b"p" * 32)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(impostor, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    with pytest.raises(HandshakeError, match="does not know the secret"):
+        await connect(Endpoint(host, port, new_secret()), Codec(Note))
+    server.close()
+
+
+async def test_another_protocol_is_refused() -> None:
+    async def web_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" + b" " * 64)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(web_server, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    with pytest.raises(HandshakeError, match="version"):
+        await connect(Endpoint(host, port, new_secret()), Codec(Note))
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (frame(msgspec.msgpack.encode({"type": "Other"})), "not for this channel"),
+        (frame(b"\xc1\xff"), "not for this channel"),
+        (struct.pack(">I", MAX_FRAME_BYTES + 1), "over the limit"),
+    ],
+)
+async def test_what_does_not_belong_ends_the_connection(
+    echo: tuple[Echo, Listener], sent: bytes, said: str
+) -> None:
+    peer, listener = echo
+    connection: Connection[Note] = await connect(listener.endpoint, Codec(Note))
+    connection.post_frame(sent)
+    assert await connection.receive() is None
+    assert said in await peer.endings.get()
+    await connection.close()
+
+
+async def test_a_peer_that_dies_in_mid_frame_is_noticed(echo: tuple[Echo, Listener]) -> None:
+    peer, listener = echo
+    connection: Connection[Note] = await connect(listener.endpoint, Codec(Note))
+    connection.post_frame(struct.pack(">I", 100) + b"half")
+    await connection.close()
+    assert await peer.endings.get() == "hung up"
+
+
+async def test_a_silent_stranger_does_not_hold_up_others(echo: tuple[Echo, Listener]) -> None:
+    _, listener = echo
+    with socket.create_connection((listener.endpoint.host, listener.endpoint.port)):
+        connection: Connection[Note] = await connect(listener.endpoint, Codec(Note))
+        connection.post(Note("still here"))
+        assert await connection.receive() == Note("still here")
+        await connection.close()
+
+
+def test_a_frame_over_the_limit_is_not_sent() -> None:
+    with pytest.raises(WireError, match="over the limit"):
+        frame(bytes(MAX_FRAME_BYTES + 1))
+
+
+def test_an_endpoint_does_not_show_its_secret() -> None:
+    secret = new_secret()
+    shown = repr(Endpoint("127.0.0.1", 1, secret))
+    assert repr(secret) not in shown and secret.hex() not in shown
