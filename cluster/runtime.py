@@ -4,7 +4,6 @@ Owns only what it started: a cluster it merely connected to is left running. Pro
 an observer; nothing here prints.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator

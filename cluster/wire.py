@@ -6,6 +6,7 @@ the death of a peer is noticed. Frame: 4 bytes big-endian length, then that many
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -141,11 +142,7 @@ class Connection(Generic[Received]):
 
     async def close(self) -> None:
         """Close and wait until closed. Safe to call twice."""
-        self._writer.close()
-        try:
-            await self._writer.wait_closed()
-        except OSError:
-            return
+        await _close(self._writer)
 
 
 class Listener:
@@ -163,6 +160,7 @@ class Listener:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._server.wait_closed()
 
 
 async def listen(
@@ -211,11 +209,11 @@ async def connect(endpoint: Endpoint, codec: Codec[Received]) -> Connection[Rece
         try:
             _set_no_delay(writer)
             await _prove_as_client(reader, writer, endpoint.secret)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            writer.close()
-            raise HandshakeError("the peer closed the connection during the handshake") from error
-        except BaseException:
-            writer.close()
+        except BaseException as error:
+            await _close(writer)
+            if isinstance(error, asyncio.IncompleteReadError | ConnectionResetError):
+                reason = "the peer closed the connection during the handshake"
+                raise HandshakeError(reason) from error
             raise
     return Connection(reader, writer, codec)
 
@@ -232,10 +230,9 @@ async def _prove_as_server(
 async def _prove_as_client(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
 ) -> None:
-    greeting = await reader.readexactly(len(_GREETING) + _NONCE_BYTES)
-    if not greeting.startswith(_GREETING):
+    if await reader.readexactly(len(_GREETING)) != _GREETING:
         raise HandshakeError("the peer does not speak this wire's version")
-    server_nonce = greeting[len(_GREETING) :]
+    server_nonce = await reader.readexactly(_NONCE_BYTES)
     nonce = secrets.token_bytes(_NONCE_BYTES)
     writer.write(nonce + _proof(secret, b"client", server_nonce, nonce))
     proof = await reader.readexactly(_PROOF_BYTES)
@@ -270,6 +267,13 @@ def _check_client(secret: bytes, nonce: bytes, answer: bytes) -> bytes:
 
 def _proof(secret: bytes, role: bytes, challenge: bytes, own_nonce: bytes) -> bytes:
     return hmac.digest(secret, role + challenge + own_nonce, "sha256")
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    # How the connection ended was noticed by whoever read from it.
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 def _set_no_delay(writer: asyncio.StreamWriter) -> None:

@@ -79,32 +79,38 @@ async def test_a_wrong_secret_is_refused_before_the_handler_runs(
     assert peer.handled == 0
 
 
-async def test_the_client_refuses_a_server_that_does_not_know_the_secret() -> None:
+@pytest.mark.parametrize(
+    ("greeting", "proof", "said"),
+    [
+        (b"blockyard-wire-1" + b"n" * 32, b"p" * 32, "does not know the secret"),
+        (b"blockyard-wire-1" + b"n" * 32, b"p" * 7, "closed the connection"),
+        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"", "version"),
+        (b"", b"", "closed the connection"),
+    ],
+)
+async def test_the_client_refuses_who_cannot_prove_the_secret(
+    greeting: bytes, proof: bytes, said: str
+) -> None:
+    closed = asyncio.Event()
+
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"blockyard-wire-1" + b"n" * 32)
-        await reader.readexactly(64)
-        writer.write(b"p" * 32)
+        writer.write(greeting)
+        if greeting.startswith(b"blockyard"):
+            await reader.readexactly(64)
+            writer.write(proof)
+        writer.write_eof()
         await reader.read()
         writer.close()
+        await writer.wait_closed()
+        closed.set()
 
     server = await asyncio.start_server(impostor, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
-    with pytest.raises(HandshakeError, match="does not know the secret"):
+    with pytest.raises(HandshakeError, match=said):
         await connect(Endpoint(host, port, new_secret()), Codec(Note))
+    await closed.wait()
     server.close()
-
-
-async def test_another_protocol_is_refused() -> None:
-    async def web_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" + b" " * 64)
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(web_server, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()[:2]
-    with pytest.raises(HandshakeError, match="version"):
-        await connect(Endpoint(host, port, new_secret()), Codec(Note))
-    server.close()
+    await server.wait_closed()
 
 
 @pytest.mark.parametrize(
