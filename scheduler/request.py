@@ -123,6 +123,8 @@ class Request:
     last_step: int = 0
     """Newest step that touches its blocks."""
     num_preemptions: int = 0
+    times_passed: int = 0
+    """Younger equals admitted past it while it waited for blocks."""
     cached_tokens: int = 0
     started_at: float | None = None
     first_token_at: float | None = None

@@ -1,0 +1,99 @@
+"""The invariants of requests, restated in words and proved against the owners' counters.
+
+Slow on purpose: everything is counted anew. Called after every step in tests, and on demand.
+Each function raises AssertionError naming the request or the block.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+
+from blockyard.scheduler.ledger import SlotCounts
+from blockyard.scheduler.request import Request, RequestState
+
+__all__ = ["check_slots", "check_states", "check_tables"]
+
+
+def check_states(
+    running: Sequence[Request],
+    queued: Collection[Request],
+    live: Mapping[str, Request],
+    max_running: int,
+) -> None:
+    """Everyone served is running or queued, once; only who runs holds anything."""
+    if len(running) > max_running:
+        raise AssertionError(f"{len(running)} requests run, {max_running} may")
+    for before, after in pairwise(running):
+        if before.urgency >= after.urgency:
+            raise AssertionError(
+                f"request {before.request_id!r} runs ahead of the more urgent {after.request_id!r}"
+            )
+    for request in running:
+        if request.state is not RequestState.RUNNING:
+            raise AssertionError(f"request {request.request_id!r} runs but is {request.state}")
+        if request.handle is None and request.table.block_ids:
+            raise AssertionError(f"request {request.request_id!r} holds blocks without a handle")
+    for request in queued:
+        held = (request.table.block_ids, request.num_computed, request.num_promised)
+        if request.handle is not None or any(held):
+            raise AssertionError(f"request {request.request_id!r} waits and still holds {held}")
+    handles = Counter(request.handle for request in running if request.handle is not None)
+    for handle, count in handles.items():
+        if count > 1:
+            raise AssertionError(f"handle {handle} names {count} requests")
+    placed = Counter(request.request_id for request in (*running, *queued))
+    for request_id, count in placed.items():
+        if count > 1 or request_id not in live:
+            raise AssertionError(f"request {request_id!r} is placed {count} times or has ended")
+    for request_id in live:
+        if request_id not in placed:
+            raise AssertionError(f"request {request_id!r} is lost: neither running nor queued")
+
+
+def check_tables(running: Sequence[Request], held: Mapping[int, int]) -> None:
+    """A block's references are the tables that name it; no table is longer than needed."""
+    named: Counter[int] = Counter()
+    for request in running:
+        table = request.table
+        if len(set(table.block_ids)) != len(table.block_ids):
+            raise AssertionError(f"request {request.request_id!r} names a block twice")
+        named.update(table.block_ids)
+        used = request.num_computed + request.num_promised
+        if not 0 <= table.num_slots - used < table.block_size:
+            raise AssertionError(
+                f"request {request.request_id!r} holds {table.num_slots} slots for {used} tokens"
+            )
+    for block_id in named.keys() | held.keys():
+        if named[block_id] != held.get(block_id, 0):
+            raise AssertionError(
+                f"block {block_id} has {held.get(block_id, 0)} references, "
+                f"{named[block_id]} tables name it"
+            )
+
+
+def check_slots(
+    running: Sequence[Request], in_flight: Sequence[Request], counted: SlotCounts
+) -> None:
+    """Computed tokens are known ones, promises belong to the step in flight, counters agree."""
+    stepping = {id(request) for request in in_flight}
+    for request in running:
+        if request.num_promised and id(request) not in stepping:
+            raise AssertionError(
+                f"request {request.request_id!r} was promised tokens by no step in flight"
+            )
+        if request.num_computed + request.num_promised > len(request.tokens):
+            raise AssertionError(
+                f"request {request.request_id!r} computed {request.num_computed} and was promised "
+                f"{request.num_promised} of {len(request.tokens)} known tokens"
+            )
+        if request.num_output >= request.max_tokens:
+            raise AssertionError(
+                f"request {request.request_id!r} runs on after {request.num_output} tokens"
+            )
+    filled = sum(request.num_computed for request in running)
+    promised = sum(request.num_promised for request in running)
+    if (filled, promised) != (counted.filled, counted.promised):
+        raise AssertionError(
+            f"{counted.filled} slots are counted as filled and {counted.promised} as promised; "
+            f"requests hold {filled} and {promised}"
+        )

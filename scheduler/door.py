@@ -1,0 +1,65 @@
+"""What can never be served is refused at the door, with the numbers. Units: tokens and blocks.
+
+Knows the limits of the model and of the whole pool; knows nothing of the present load.
+The last token of an answer is sent but never read back, so it needs no slot: a request needs
+`prompt + max_tokens - 1` slots.
+"""
+
+from blockyard.scheduler.config import SchedulerConfig
+from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
+
+__all__ = ["resolve_max_tokens"]
+
+
+def resolve_max_tokens(spec: RequestSpec, config: SchedulerConfig, num_blocks: int) -> int:
+    """How many tokens the request may produce: what the client asked for, or what fits.
+
+    Raises:
+        RequestRefused: INVALID, naming the field, when the request could not be finished even with
+            the whole pool to itself.
+    """
+    prompt = len(spec.prompt_token_ids)
+    context = config.max_context_tokens
+    slots = num_blocks * config.block_size
+    if prompt == 0:
+        raise _invalid("prompt", "the prompt has no tokens; send at least one")
+    if prompt >= context:
+        raise _invalid(
+            "prompt",
+            f"the prompt has {prompt} tokens and the context holds {context}, which leaves no "
+            f"room for an answer; shorten the prompt to {context - 1} tokens or fewer",
+        )
+    if prompt > slots:
+        raise _invalid(
+            "prompt",
+            f"the prompt has {prompt} tokens and needs {-(-prompt // config.block_size)} blocks "
+            f"of {config.block_size} tokens; the pool has {num_blocks}; shorten the prompt to "
+            f"{slots} tokens or fewer",
+        )
+    fitting = min(context - prompt, slots - prompt + 1)
+    asked = spec.sampling.max_tokens
+    if asked is not None and prompt + asked > context:
+        raise _invalid(
+            "max_tokens",
+            f"the prompt's {prompt} tokens and max_tokens of {asked} make {prompt + asked}, the "
+            f"context holds {context}; ask for {fitting} or fewer",
+        )
+    if asked is not None and prompt + asked - 1 > slots:
+        needed = -(-(prompt + asked - 1) // config.block_size)
+        raise _invalid(
+            "max_tokens",
+            f"the prompt's {prompt} tokens and max_tokens of {asked} need {needed} blocks of "
+            f"{config.block_size} tokens, the pool has {num_blocks}; ask for {fitting} or fewer",
+        )
+    max_tokens = fitting if asked is None else asked
+    if spec.sampling.min_tokens > max_tokens:
+        raise _invalid(
+            "min_tokens",
+            f"min_tokens is {spec.sampling.min_tokens}, but after the prompt's {prompt} tokens "
+            f"only {max_tokens} fit; ask for {max_tokens} or fewer",
+        )
+    return max_tokens
+
+
+def _invalid(field: str, message: str) -> RequestRefused:
+    return RequestRefused(RefusalCode.INVALID, message, field)

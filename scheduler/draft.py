@@ -1,0 +1,66 @@
+"""A step plan while it is being made: columns that grow, then are sealed into a `StepPlan`.
+
+Keeps the requests behind the rows, which the plan itself does not name, for the commit.
+"""
+
+from blockyard.scheduler.plan import Admission, BlockGrant, StepPlan
+from blockyard.scheduler.request import Request
+
+__all__ = ["PlanDraft"]
+
+
+class PlanDraft:
+    """Rows of the coming step, in batch order."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.rows: list[Request] = []
+        self._admitted: list[Admission] = []
+        self._grants: list[BlockGrant] = []
+        self._handles: list[int] = []
+        self._starts: list[int] = []
+        self._counts: list[int] = []
+        self._samples: list[bool] = []
+        self._token_ids: list[int] = []
+
+    def admit(self, request: Request, handle: int) -> None:
+        """Make the request known to the workers under a new handle."""
+        request.handle = handle
+        self._admitted.append(Admission(handle, request.spec.sampling, request.num_prompt))
+
+    def add(self, request: Request, count: int, block_ids: tuple[int, ...]) -> None:
+        """Let an admitted request compute `count` tokens, with new blocks at its table's end."""
+        handle = request.handle
+        if handle is None:
+            raise ValueError(f"request {request.request_id!r} is planned but was not admitted")
+        if block_ids:
+            request.table.extend(block_ids)
+            self._grants.append(BlockGrant(handle, block_ids))
+        tokens = request.tokens
+        start = request.num_computed
+        end = start + count
+        request.num_promised = count
+        request.last_step = self.step
+        self.rows.append(request)
+        self._handles.append(handle)
+        self._starts.append(start)
+        self._counts.append(count)
+        self._samples.append(end == len(tokens))
+        if count == 1:
+            self._token_ids.append(tokens[start])
+        else:
+            self._token_ids.extend(tokens[start:end])
+
+    def seal(self, forgotten: tuple[int, ...]) -> StepPlan:
+        """The finished plan."""
+        return StepPlan(
+            step=self.step,
+            forgotten=forgotten,
+            admitted=tuple(self._admitted),
+            grants=tuple(self._grants),
+            handles=tuple(self._handles),
+            starts=tuple(self._starts),
+            counts=tuple(self._counts),
+            samples=tuple(self._samples),
+            token_ids=tuple(self._token_ids),
+        )

@@ -1,0 +1,239 @@
+"""One group's scheduler: `plan` decides a step, workers compute it, `commit` books it.
+
+A request's computed tokens chase its known tokens; prefill, decode and recompute after a
+preemption are the same walk. One step is in flight at a time. Pure: no device, no clock (`now`
+is passed in, in seconds), no thread safety: one owner calls it. Units: tokens, blocks, steps.
+"""
+
+from blockyard.scheduler.batch import Batch
+from blockyard.scheduler.block_table import BlockTable
+from blockyard.scheduler.config import SchedulerConfig
+from blockyard.scheduler.door import resolve_max_tokens
+from blockyard.scheduler.draft import PlanDraft
+from blockyard.scheduler.ledger import GroupLedger
+from blockyard.scheduler.packing import StepPacker
+from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.scheduler.request import (
+    FinishReason,
+    RefusalCode,
+    Request,
+    RequestRefused,
+    RequestSpec,
+    RequestState,
+    RequestUpdate,
+    Timings,
+)
+
+__all__ = ["Scheduler", "StepOrderError"]
+
+
+class StepOrderError(RuntimeError):
+    """`plan`, `commit` or `acknowledge` was called out of order, or with another's result."""
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill over one pool of blocks."""
+
+    def __init__(self, config: SchedulerConfig, num_blocks: int) -> None:
+        self.config = config
+        self._num_blocks = num_blocks
+        self._batch = Batch(config, num_blocks)
+        self._live: dict[str, Request] = {}
+        self._in_flight: tuple[StepPlan, list[Request]] | None = None
+        self._draining = False
+        self._step = 0
+        self._next_sequence = 0
+        self._stalled_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is running, waiting or parked."""
+        return bool(self._live)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests running, waiting or parked."""
+        return len(self._live)
+
+    def submit(self, spec: RequestSpec, now: float) -> None:
+        """Take a request in.
+
+        Raises:
+            RequestRefused: INVALID naming the field, UNAVAILABLE when draining, EXHAUSTED when too
+                many wait.
+        """
+        max_tokens = resolve_max_tokens(spec, self.config, self._num_blocks)
+        if spec.request_id in self._live:
+            raise RequestRefused(
+                RefusalCode.INVALID,
+                f"a request with id {spec.request_id!r} is being served; choose another id or "
+                "wait until it ends",
+                "request_id",
+            )
+        if self._draining:
+            raise RequestRefused(
+                RefusalCode.UNAVAILABLE, "the server is shutting down; ask another one"
+            )
+        queue = self._batch.queue
+        if len(queue) >= self.config.max_waiting:
+            raise RequestRefused(
+                RefusalCode.EXHAUSTED,
+                f"{len(queue)} requests wait already, at most {self.config.max_waiting} may; "
+                "try again later",
+            )
+        request = Request(
+            spec=spec,
+            sequence=self._next_sequence,
+            max_tokens=max_tokens,
+            table=BlockTable(self.config.block_size),
+            arrived_at=now,
+            tokens=list(spec.prompt_token_ids),
+        )
+        self._next_sequence += 1
+        self._live[spec.request_id] = request
+        queue.push(request)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request in whatever state it is; False when it is not, or no longer, served.
+
+        Its blocks are released at once, behind a fence if a step in flight touches them; what
+        that step computes for it is ignored at the commit.
+        """
+        request = self._live.get(request_id)
+        if request is None:
+            return False
+        self._end(request, FinishReason.ABORT)
+        return True
+
+    def start_drain(self) -> None:
+        """Take no new request; those taken are still finished."""
+        self._draining = True
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Decide the next step; None when nothing can be computed before something else happens.
+
+        That is a new request, or the acknowledgement that a fence waits for.
+
+        Raises:
+            StepOrderError: the last plan was not committed.
+        """
+        if self._in_flight is not None:
+            raise StepOrderError(f"step {self._step} is in flight; commit its result first")
+        draft = PlanDraft(self._step + 1)
+        StepPacker(self._batch, draft, now).pack()
+        if not draft.rows:
+            self._stalled_steps += self.has_work and not self._batch.pool.num_fenced
+            return None
+        self._step = draft.step
+        plan = draft.seal(self._batch.take_forgotten())
+        self._in_flight = (plan, draft.rows)
+        return plan
+
+    def commit(self, result: StepResult, now: float) -> list[RequestUpdate]:
+        """Book what the step in flight computed, and tell what is new, in plan order.
+
+        Raises:
+            StepOrderError: the result is not that of the step in flight.
+        """
+        if self._in_flight is None or self._in_flight[0].step != result.step:
+            raise StepOrderError(f"a result of step {result.step} came; that step is not in flight")
+        plan, rows = self._in_flight
+        if len(result.token_ids) != sum(plan.samples):
+            raise StepOrderError(
+                f"step {plan.step} samples {sum(plan.samples)} tokens, "
+                f"its result has {len(result.token_ids)}"
+            )
+        self._in_flight = None
+        errors = {error.handle: error.message for error in result.errors}
+        sampled = iter(result.token_ids)
+        updates: list[RequestUpdate] = []
+        for request, handle, samples in zip(rows, plan.handles, plan.samples, strict=True):
+            token = next(sampled) if samples else None
+            if request.handle != handle:
+                continue  # aborted meanwhile; its slots are off the books already
+            self._batch.fulfil(request)
+            if handle in errors:
+                self._end(request, FinishReason.ERROR)
+                updates.append(_last_update(request, now, (), errors[handle]))
+            elif token is not None:
+                updates.append(self._append(request, token, now))
+        return updates
+
+    def acknowledge(self, step: int) -> None:
+        """Every rank has finished `step`: blocks fenced until then become free.
+
+        Raises:
+            StepOrderError: no such step was planned yet.
+        """
+        if step > self._step:
+            raise StepOrderError(f"step {step} is acknowledged, the newest planned is {self._step}")
+        self._batch.pool.acknowledge(step)
+
+    def ledger(self) -> GroupLedger:
+        """The books at this moment, from counters: costs the same however many requests run."""
+        return GroupLedger(
+            blocks=self._batch.pool.counts(),
+            slots=self._batch.slot_counts(),
+            requests=self._batch.request_counts(),
+            block_size=self.config.block_size,
+            step=self._step,
+            preemptions=self._batch.num_preemptions,
+            stalled_steps=self._stalled_steps,
+        )
+
+    def check(self) -> None:
+        """Prove all books. Walks pool, queue and requests: for tests, and on demand.
+
+        Raises:
+            AssertionError: naming the request or the block.
+        """
+        self._batch.check(self._live, self._in_flight[1] if self._in_flight is not None else [])
+        self.ledger().check()
+        if self._stalled_steps:
+            raise AssertionError(
+                f"{self._stalled_steps} steps computed nothing although work waited"
+            )
+
+    def _append(self, request: Request, token: int, now: float) -> RequestUpdate:
+        """Add a sampled token; end the request if it is the last."""
+        request.tokens.append(token)
+        if request.first_token_at is None:
+            request.first_token_at = now
+        produced = request.num_output
+        sampling = request.spec.sampling
+        if token in sampling.stop_token_ids and produced >= sampling.min_tokens:
+            self._end(request, FinishReason.STOP)
+        elif produced >= request.max_tokens:
+            self._end(request, FinishReason.LENGTH)
+        else:
+            return RequestUpdate(request.spec.request_id, (token,))
+        return _last_update(request, now, (token,))
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """Take a request off the books, wherever it is."""
+        self._batch.queue.remove(request.request_id)
+        self._batch.leave(request)
+        del self._live[request.request_id]
+        request.state = RequestState.FINISHED
+        request.finish_reason = reason
+
+
+def _last_update(
+    request: Request, now: float, token_ids: tuple[int, ...], error: str = ""
+) -> RequestUpdate:
+    """The update that ends a request which took part in a step."""
+    started_at = now if request.started_at is None else request.started_at
+    first_token_at = now if request.first_token_at is None else request.first_token_at
+    return RequestUpdate(
+        request_id=request.request_id,
+        token_ids=token_ids,
+        finish_reason=request.finish_reason,
+        error=error,
+        cached_tokens=request.cached_tokens,
+        timings=Timings(
+            queue_seconds=started_at - request.arrived_at,
+            prefill_seconds=first_token_at - started_at,
+            decode_seconds=now - first_token_at,
+            preemptions=request.num_preemptions,
+        ),
+    )
