@@ -13,6 +13,8 @@ PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# One pip at a time may work on .venv, also under `make -j`.
+.NOTPARALLEL:
 .PHONY: help setup demo test test-all check format protos check-protos constraints clean distclean
 
 help: ## list the targets
@@ -21,15 +23,15 @@ help: ## list the targets
 		| while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
 	@echo "Another interpreter: make setup PYTHON=python3.12"
 
-setup: $(STAMPS)/model ## make .venv, install Blockyard, fetch the default model (once)
+setup: $(STAMPS)/run $(STAMPS)/model ## make .venv, install Blockyard, fetch the default model (once)
 
 demo: setup ## start a local cluster, ask the default model a question, show the books, stop
 	$(BIN)/blockyard demo
 
-test: setup $(STAMPS)/test ## run the test suite, long tests left out
+test: $(STAMPS)/test setup ## run the test suite, long tests left out
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS) $(TESTS)
 
-test-all: setup $(STAMPS)/test ## run the test suite, long tests included
+test-all: $(STAMPS)/test setup ## run the test suite, long tests included
 	$(PYTEST) $(PYTEST_ARGS) $(TESTS)
 
 check: $(STAMPS)/dev check-protos ## lint, format, types, generated stubs, import rules
@@ -74,7 +76,6 @@ clean: ## delete caches and build output
 distclean: clean ## also delete .venv; fetched models stay in their cache
 	rm -rf $(VENV)
 
-# One pip at a time works on .venv, also under `make -j`: each stamp waits for the one before it.
 $(STAMPS)/venv:
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "$(PYTHON) was not found. Install it (Debian, Ubuntu: apt install python3 python3-venv)" >&2; \
@@ -92,15 +93,16 @@ $(STAMPS)/run: pyproject.toml constraints.txt | $(STAMPS)/venv
 	$(PIP_INSTALL) -e .
 	@touch $@
 
-$(STAMPS)/test: $(STAMPS)/run
+# The larger extras bring what the smaller ones need, so they stamp those too.
+$(STAMPS)/test: pyproject.toml constraints.txt | $(STAMPS)/venv
 	$(PIP_INSTALL) -e '.[test]'
-	@touch $@
+	@touch $(STAMPS)/run $@
 
-$(STAMPS)/dev: $(STAMPS)/test
+$(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv
 	$(PIP_INSTALL) -e '.[dev]'
-	@touch $@
+	@touch $(STAMPS)/run $(STAMPS)/test $@
 
-$(STAMPS)/model: $(STAMPS)/run
+$(STAMPS)/model: | $(STAMPS)/run
 	$(BIN)/blockyard model fetch
 	@touch $@
 

@@ -41,10 +41,12 @@ class Workshop:
             shutil.copy(ROOT / name, folder)
 
     def make(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        outer = ("MAKEFLAGS", "MFLAGS", "TESTS", "PYTEST_ARGS")  # when make runs these tests
+        inherited = {name: value for name, value in os.environ.items() if name not in outer}
         return subprocess.run(
             ["make", f"PYTHON={self._python}", *words],
             cwd=self._folder,
-            env={**os.environ, "CALLS": str(self._calls), "MAKEFLAGS": "", **environment},
+            env={**inherited, "CALLS": str(self._calls), **environment},
             capture_output=True,
             text=True,
             check=False,
@@ -82,7 +84,24 @@ def test_new_pins_are_installed(workshop: Workshop) -> None:
     workshop.calls()
     workshop.touch("constraints.txt")
     workshop.make("setup")
-    assert any("pip install" in call for call in workshop.calls())
+    (installed,) = workshop.calls()
+    assert installed.startswith("python -m pip install")
+
+
+def test_ci_installs_once(workshop: Workshop) -> None:
+    for stamp in ("dev", "test", "run"):
+        assert workshop.make(f".venv/stamps/{stamp}").returncode == 0
+    assert [call for call in workshop.calls() if "pip install" in call] == [
+        "python -m pip install --disable-pip-version-check -c constraints.txt -e .[dev]"
+    ]
+
+
+def test_a_failed_installation_is_tried_again(workshop: Workshop) -> None:
+    install = "-m pip install --disable-pip-version-check -c constraints.txt -e ."
+    assert workshop.make("setup", FAILING=install).returncode != 0
+    workshop.calls()
+    assert workshop.make("setup").returncode == 0
+    assert workshop.calls() == [f"python {install}", "blockyard model fetch"]
 
 
 def test_the_second_demo_and_test_install_nothing(workshop: Workshop) -> None:
