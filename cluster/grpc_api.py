@@ -1,0 +1,195 @@
+"""What each gRPC method answers, free of any gRPC server.
+
+`grpc_front.py` serves these over a plain server; a Ray Serve deployment can call the same methods
+and report `ApiError` through its own context with `grpc_status.py`. Units: as in the protos.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import TypeVar
+
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+
+from blockyard.cluster.api_error import ApiCode, ApiError, from_refusal
+from blockyard.cluster.dispatch import Dispatcher, GroupReport
+from blockyard.cluster.generation import GenerationService, find_model, unexpected_error
+from blockyard.cluster.malformed_message import MalformedMessage
+from blockyard.cluster.tokenizer import ModelTokenizer
+from blockyard.protos import cluster_pb2, generation_pb2
+from blockyard.scheduler.request import RequestRefused
+
+__all__ = ["SERVED_SERVICES", "ClusterApi", "GenerationApi", "HealthApi", "ledger_message"]
+
+_LOG = logging.getLogger(__name__)
+
+SERVED_SERVICES = ("blockyard.v1.Generation", "blockyard.v1.Cluster")
+"""Names that health checks may ask for, besides the empty one for the whole server."""
+
+M = TypeVar("M", bound=Message)
+
+
+def _well_formed(request: M | MalformedMessage) -> M:
+    if isinstance(request, MalformedMessage):
+        raise ApiError(
+            ApiCode.INVALID_ARGUMENT, "request", f"not a valid {request.expected} message"
+        )
+    return request
+
+
+class GenerationApi:
+    """`blockyard.v1.Generation`."""
+
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
+
+    async def generate(
+        self, request: generation_pb2.GenerateRequest | MalformedMessage
+    ) -> generation_pb2.GenerateResponse:
+        """The whole answer. Raises `ApiError`."""
+        return await self._service.generate(_well_formed(request))
+
+    async def generate_stream(
+        self, request: generation_pb2.GenerateRequest | MalformedMessage
+    ) -> AsyncGenerator[generation_pb2.GenerateChunk, None]:
+        """The answer in pieces; close it to leave early. Raises `ApiError`."""
+        async with aclosing(self._service.stream(_well_formed(request))) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+class ClusterApi:
+    """`blockyard.v1.Cluster`."""
+
+    def __init__(self, dispatcher: Dispatcher, tokenizers: Mapping[str, ModelTokenizer]) -> None:
+        self._dispatcher = dispatcher
+        self._tokenizers = tokenizers
+
+    async def get_ledger(
+        self, request: cluster_pb2.GetLedgerRequest | MalformedMessage
+    ) -> cluster_pb2.LedgerResponse:
+        """The books of every group. Raises `ApiError`."""
+        _well_formed(request)
+        reports = await self._reports()
+        return cluster_pb2.LedgerResponse(groups=[ledger_message(report) for report in reports])
+
+    async def get_model(
+        self, request: cluster_pb2.GetModelRequest | MalformedMessage
+    ) -> cluster_pb2.ModelResponse:
+        """Facts of one model. Raises `ApiError`."""
+        model = find_model(self._dispatcher, _well_formed(request).name, "name")
+        tokenizer = self._tokenizers.get(model.name)
+        response = cluster_pb2.ModelResponse(
+            name=model.name,
+            architecture=model.architecture,
+            context_tokens=model.context_tokens,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        )
+        for report in await self._reports():
+            if report.model == model.name:
+                response.block_size = report.ledger.block_size
+                break
+        return response
+
+    async def _reports(self) -> tuple[GroupReport, ...]:
+        try:
+            return await self._dispatcher.reports()
+        except RequestRefused as refusal:
+            raise from_refusal(refusal) from None
+        except Exception as error:
+            raise unexpected_error(error, "a call for the books") from error
+
+
+def ledger_message(report: GroupReport) -> cluster_pb2.GroupLedger:
+    """One group's books as a message."""
+    ledger = report.ledger
+    blocks, slots, requests = ledger.blocks, ledger.slots, ledger.requests
+    return cluster_pb2.GroupLedger(
+        blocks=cluster_pb2.BlockCounts(
+            total=blocks.total,
+            free=blocks.free,
+            cached=blocks.cached,
+            active=blocks.active,
+            fenced=blocks.fenced,
+        ),
+        slots=cluster_pb2.SlotCounts(
+            filled=slots.filled, promised=slots.promised, empty_tail=slots.empty_tail
+        ),
+        requests=cluster_pb2.RequestCounts(
+            running=requests.running, waiting=requests.waiting, parked=requests.parked
+        ),
+        block_size=ledger.block_size,
+        step=ledger.step,
+        preemptions=ledger.preemptions,
+        stalled_steps=ledger.stalled_steps,
+        group_id=report.group_id,
+        model=report.model,
+        device=report.device,
+        dtype=report.dtype,
+    )
+
+
+class HealthApi:
+    """`grpc.health.v1.Health`: serving means that traffic is welcome now."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        watch_interval_seconds: float = 1.0,
+        answer_within_seconds: float = 2.0,
+    ) -> None:
+        """A dispatcher that does not say within `answer_within_seconds` is not serving."""
+        self._dispatcher = dispatcher
+        self._watch_interval_seconds = watch_interval_seconds
+        self._answer_within_seconds = answer_within_seconds
+
+    async def check(
+        self, request: health_pb2.HealthCheckRequest | MalformedMessage
+    ) -> health_pb2.HealthCheckResponse:
+        """The state now. Raises `ApiError` NOT_FOUND for services that are not ours."""
+        name = _well_formed(request).service
+        if name and name not in SERVED_SERVICES:
+            raise ApiError(ApiCode.NOT_FOUND, "service", f"{name[:80]!r} is not served here")
+        return health_pb2.HealthCheckResponse(status=await self._status())
+
+    async def watch(
+        self, request: health_pb2.HealthCheckRequest | MalformedMessage
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+        """The state now and again at each change, until the client leaves."""
+        name = _well_formed(request).service
+        known = not name or name in SERVED_SERVICES
+        told = None
+        while True:
+            # The protocol wants a watch of an unknown service kept open: it may appear later.
+            status = (
+                await self._status() if known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            )
+            if status != told:
+                told = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            await asyncio.sleep(self._watch_interval_seconds)
+
+    async def list(
+        self, request: health_pb2.HealthListRequest | MalformedMessage
+    ) -> health_pb2.HealthListResponse:
+        """The state of every service."""
+        _well_formed(request)
+        response = health_pb2.HealthCheckResponse(status=await self._status())
+        return health_pb2.HealthListResponse(
+            statuses={name: response for name in ("", *SERVED_SERVICES)}
+        )
+
+    async def _status(self) -> int:
+        try:
+            ready = await asyncio.wait_for(
+                self._dispatcher.ready(), timeout=self._answer_within_seconds
+            )
+        except Exception as error:
+            _LOG.warning("not serving: the dispatcher does not say that it is ready (%r)", error)
+            ready = False
+        states = health_pb2.HealthCheckResponse
+        return int(states.SERVING if ready else states.NOT_SERVING)
