@@ -1,0 +1,37 @@
+"""The `blockyard` command. Commands live in `cli_*` modules, which import what is heavy only when
+they run, so that help is quick. Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted.
+"""
+
+import typer
+
+from blockyard.cluster.cli_generate import generate
+from blockyard.cluster.cli_ledger import ledger
+from blockyard.cluster.cli_model import model_app
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="blockyard",
+    help="Serves large language models on a Ray cluster, with KV memory given out in counted "
+    "blocks. `blockyard COMMAND --help` tells more of each command.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command("generate")(generate)
+app.command("ledger")(ledger)
+app.add_typer(model_app, name="model")
+
+
+@app.command("version")
+def version() -> None:
+    """Print the version of Blockyard."""
+    from blockyard import __version__
+
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Entry point of the console script and of `python -m blockyard`."""
+    app(prog_name="blockyard")

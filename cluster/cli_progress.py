@@ -1,0 +1,64 @@
+"""A progress bar on the terminal for downloads, conversion and load; on stderr.
+
+Implements `blockyard.workers.progress.ProgressReporter`. Units: bytes.
+"""
+
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+
+__all__ = ["TerminalProgress"]
+
+
+class TerminalProgress:
+    """Shows one bar for each stage; use as a context manager."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        """`console` is standard error unless given."""
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeElapsedColumn(),
+            console=console or Console(stderr=True),
+        )
+        self._stage: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, exception_type: type[BaseException] | None, *rest: object) -> None:
+        """Stop drawing; the last stage is complete unless something failed."""
+        if exception_type is None:
+            self._complete()
+        self._progress.stop()
+
+    def stage(self, name: str, total_bytes: int | None) -> None:
+        """A new stage begins and the one before is over."""
+        self._complete()
+        self._stage = self._progress.add_task(name, total=total_bytes)
+
+    def advance(self, num_bytes: int) -> None:
+        """So many more bytes of the current stage are done."""
+        if self._stage is not None:
+            self._progress.advance(self._stage, num_bytes)
+
+    def _complete(self) -> None:
+        if self._stage is None:
+            return
+        task = next(task for task in self._progress.tasks if task.id == self._stage)
+        done = task.total if task.total is not None else max(task.completed, 1)
+        self._progress.update(self._stage, total=done, completed=done)
+        self._stage = None

@@ -1,0 +1,260 @@
+"""Talks to a Blockyard server over gRPC: an asynchronous client, and one for scripts and the CLI.
+
+Both give the protocol's own messages. Failures are `ServerError`, with the field and the server's
+words. Units: seconds, tokens.
+"""
+
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from blockyard.protos import cluster_pb2, generation_pb2
+from blockyard.protos.generation_pb2 import GenerateRequest
+
+__all__ = [
+    "ADDRESS_VARIABLE",
+    "DEFAULT_ADDRESS",
+    "BlockingClient",
+    "GenerationClient",
+    "ServerError",
+    "Settings",
+    "build_request",
+    "server_address",
+]
+
+ADDRESS_VARIABLE = "BLOCKYARD_ADDRESS"
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_DETAILS_KEY = "grpc-status-details-bin"
+
+
+class ServerError(Exception):
+    """A call failed.
+
+    Attributes:
+        code: gRPC's name of the status, such as `INVALID_ARGUMENT`.
+        message: the server's words.
+        field: the request's field at fault, or empty.
+        reached: whether a Blockyard server answered at all.
+    """
+
+    def __init__(self, code: str, message: str, field: str, reached: bool) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.field = field
+        self.reached = reached
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sampling parameters as a caller gives them; None leaves one to the server's default."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    stop: Sequence[str] = field(default_factory=tuple)
+
+
+def build_request(
+    *,
+    prompt: str | None = None,
+    token_ids: Sequence[int] | None = None,
+    messages: Sequence[Mapping[str, str]] | None = None,
+    model: str = "",
+    request_id: str = "",
+    settings: Settings | None = None,
+) -> GenerateRequest:
+    """A request from plain values. Give exactly one of prompt, token_ids and messages.
+
+    Raises:
+        ValueError: not exactly one of them, or a value that the message cannot hold.
+    """
+    if sum(value is not None for value in (prompt, token_ids, messages)) != 1:
+        raise ValueError("give exactly one of prompt, token_ids and messages")
+    request = GenerateRequest(model=model, request_id=request_id)
+    if prompt is not None:
+        request.prompt = prompt
+    elif token_ids is not None:
+        request.tokens.SetInParent()
+        request.tokens.ids.extend(token_ids)
+    elif messages is not None:
+        request.chat.SetInParent()
+        for message in messages:
+            request.chat.messages.add(role=message["role"], content=message["content"])
+    if settings is not None:
+        request.sampling.stop.extend(settings.stop)
+        for name in Settings.__slots__:
+            value = getattr(settings, name)
+            if name != "stop" and value is not None:
+                setattr(request.sampling, name, value)
+    return request
+
+
+def server_address(address: str | None = None) -> str:
+    """The address given, else that of the environment, else this machine's default."""
+    return address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+
+
+class GenerationClient:
+    """Asynchronous; use as `async with GenerationClient() as client`."""
+
+    def __init__(self, address: str | None = None, timeout_seconds: float | None = None) -> None:
+        """`timeout_seconds` bounds each call as a whole."""
+        self._timeout_seconds = timeout_seconds
+        self._channel = grpc.aio.insecure_channel(
+            server_address(address), options=_channel_options()
+        )
+
+    async def __aenter__(self) -> Self:
+        """Nothing is connected before the first call."""
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Close the connection; calls under way are cancelled."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls under way are cancelled."""
+        await self._channel.close()
+
+    async def generate(self, request: GenerateRequest) -> generation_pb2.GenerateResponse:
+        """The whole answer. Raises `ServerError`."""
+        response: generation_pb2.GenerateResponse = await self._unary(
+            "/blockyard.v1.Generation/Generate", request, generation_pb2.GenerateResponse
+        )
+        return response
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[generation_pb2.GenerateChunk]:
+        """The answer in pieces; closing the iterator cancels the request. Raises `ServerError`."""
+        call = self._channel.unary_stream(
+            "/blockyard.v1.Generation/GenerateStream",
+            request_serializer=GenerateRequest.SerializeToString,
+            response_deserializer=generation_pb2.GenerateChunk.FromString,
+        )(request, timeout=self._timeout_seconds)
+        try:
+            async for chunk in call:
+                yield chunk
+        except grpc.RpcError as error:
+            raise _server_error(error) from None
+        finally:
+            call.cancel()
+
+    async def ledger(self) -> cluster_pb2.LedgerResponse:
+        """The books of every group. Raises `ServerError`."""
+        response: cluster_pb2.LedgerResponse = await self._unary(
+            "/blockyard.v1.Cluster/GetLedger",
+            cluster_pb2.GetLedgerRequest(),
+            cluster_pb2.LedgerResponse,
+        )
+        return response
+
+    async def model(self, name: str = "") -> cluster_pb2.ModelResponse:
+        """Facts of a model; of the default one without a name. Raises `ServerError`."""
+        response: cluster_pb2.ModelResponse = await self._unary(
+            "/blockyard.v1.Cluster/GetModel",
+            cluster_pb2.GetModelRequest(name=name),
+            cluster_pb2.ModelResponse,
+        )
+        return response
+
+    async def _unary(self, method: str, request: Any, response_type: Any) -> Any:
+        call = self._channel.unary_unary(
+            method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response_type.FromString,
+        )
+        try:
+            return await call(request, timeout=self._timeout_seconds)
+        except grpc.RpcError as error:
+            raise _server_error(error) from None
+
+
+class BlockingClient:
+    """The same calls for code that has no event loop; use as `with BlockingClient() as client`."""
+
+    def __init__(self, address: str | None = None, timeout_seconds: float | None = None) -> None:
+        """`timeout_seconds` bounds each call as a whole."""
+        self._timeout_seconds = timeout_seconds
+        self._channel = grpc.insecure_channel(server_address(address), options=_channel_options())
+
+    def __enter__(self) -> Self:
+        """Nothing is connected before the first call."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the connection; calls under way are cancelled."""
+        self._channel.close()
+
+    def stream(self, request: GenerateRequest) -> Iterator[generation_pb2.GenerateChunk]:
+        """The answer in pieces; closing the iterator cancels the request. Raises `ServerError`."""
+        call = self._channel.unary_stream(
+            "/blockyard.v1.Generation/GenerateStream",
+            request_serializer=GenerateRequest.SerializeToString,
+            response_deserializer=generation_pb2.GenerateChunk.FromString,
+        )(request, timeout=self._timeout_seconds)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise _server_error(error) from None
+        finally:
+            call.cancel()
+
+    def ledger(self) -> cluster_pb2.LedgerResponse:
+        """The books of every group. Raises `ServerError`."""
+        call = self._channel.unary_unary(
+            "/blockyard.v1.Cluster/GetLedger",
+            request_serializer=cluster_pb2.GetLedgerRequest.SerializeToString,
+            response_deserializer=cluster_pb2.LedgerResponse.FromString,
+        )
+        try:
+            response: cluster_pb2.LedgerResponse = call(
+                cluster_pb2.GetLedgerRequest(), timeout=self._timeout_seconds
+            )
+        except grpc.RpcError as error:
+            raise _server_error(error) from None
+        return response
+
+
+def _channel_options() -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def _server_error(error: Any) -> ServerError:
+    code = error.code()
+    trailing = error.trailing_metadata() or ()
+    details = next((value for key, value in trailing if key == _DETAILS_KEY), None)
+    name = code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"
+    # Whoever fails to connect is told so by the library on this side, without server metadata.
+    reached = details is not None or code is not grpc.StatusCode.UNAVAILABLE
+    return ServerError(name, error.details() or name, _field_of(details), reached)
+
+
+def _field_of(details: bytes | None) -> str:
+    status = status_pb2.Status()
+    if details is None:
+        return ""
+    try:
+        status.ParseFromString(details)
+    except DecodeError:
+        return ""
+    bad_request = error_details_pb2.BadRequest()
+    for detail in status.details:
+        if detail.Unpack(bad_request) and bad_request.field_violations:
+            return str(bad_request.field_violations[0].field)
+    return ""
