@@ -4,6 +4,7 @@ Owns only what it started: a cluster it merely connected to is left running. Pro
 an observer; nothing here prints.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -25,9 +26,9 @@ _POLL_SECONDS = 0.2
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 """Tokens and plans go over our own wire; Ray's object store carries start-up calls only."""
 _SERVICERS = (
-    "blockyard.protos.generation_pb2_grpc.add_GenerationServicer_to_server",
-    "blockyard.protos.cluster_pb2_grpc.add_ClusterServicer_to_server",
-    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+    "blockyard.cluster.grpc_handlers.add_generation_to_server",
+    "blockyard.cluster.grpc_handlers.add_cluster_to_server",
+    "blockyard.cluster.grpc_handlers.add_health_to_server",
 )
 
 
@@ -38,7 +39,7 @@ class StartFailed(Exception):
 @contextmanager
 def ray_cluster(address: str | None) -> Iterator[None]:
     """Connect to a running cluster, or start one on loopback that ends with this context."""
-    logging_level = os.environ.get("BLOCKYARD_LOG_LEVEL", "WARNING").upper()
+    logging_level = logging.getLogger("blockyard").getEffectiveLevel()
     if address is not None:
         ray.init(address=address, namespace=NAMESPACE, logging_level=logging_level)
     else:

@@ -1,0 +1,120 @@
+"""A Serve replica that hosts one ingress: its own gRPC listener, and Serve's gRPC methods.
+
+Both fronts share the same API objects. Clients use the ingress's own listener unless Ray Serve's
+proxy was switched on; then that reaches the methods below. Loads no torch.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from blockyard.cluster.actors import locate_central
+from blockyard.cluster.api_error import ApiError
+from blockyard.cluster.config import ServeConfig
+from blockyard.cluster.generation import GenerationService, unexpected_error
+from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
+from blockyard.cluster.grpc_front import GrpcFront
+from blockyard.cluster.grpc_status import SettableContext, set_status
+from blockyard.cluster.ingress import ClusterDispatcher
+from blockyard.cluster.tokenizer import load_tokenizer
+
+__all__ = ["IngressReplica"]
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Message)
+
+
+class IngressReplica:
+    """One ingress. `groups` is Serve's handle of the groups: having it makes Serve start them."""
+
+    async def __init__(self, config: ServeConfig, groups: Any) -> None:  # type: ignore[misc]
+        self._config = config
+        model = config.model
+        tokenizers = {model.name: load_tokenizer(model.directory)}
+        self._dispatcher = ClusterDispatcher((model,), locate_central)
+        self._link = asyncio.create_task(self._dispatcher.run(), name="central-link")
+        self._generation = GenerationApi(GenerationService(self._dispatcher, tokenizers))
+        self._cluster = ClusterApi(self._dispatcher, tokenizers)
+        self._health = HealthApi(self._dispatcher)
+        self._front = GrpcFront(self._dispatcher, tokenizers)
+        port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}")
+        logger.info("the ingress listens on port %d", port)
+
+    async def Generate(self, request: Any, grpc_context: SettableContext) -> Any:
+        """`blockyard.v1.Generation.Generate` behind Serve's proxy."""
+        return await _answer(self._generation.generate(request), grpc_context)
+
+    async def GenerateStream(
+        self, request: Any, grpc_context: SettableContext
+    ) -> AsyncIterator[Any]:
+        """`blockyard.v1.Generation.GenerateStream` behind Serve's proxy."""
+        async for message in _stream(self._generation.generate_stream(request), grpc_context):
+            yield message
+
+    async def GetLedger(self, request: Any, grpc_context: SettableContext) -> Any:
+        """`blockyard.v1.Cluster.GetLedger` behind Serve's proxy."""
+        return await _answer(self._cluster.get_ledger(request), grpc_context)
+
+    async def GetModel(self, request: Any, grpc_context: SettableContext) -> Any:
+        """`blockyard.v1.Cluster.GetModel` behind Serve's proxy."""
+        return await _answer(self._cluster.get_model(request), grpc_context)
+
+    async def Check(self, request: Any, grpc_context: SettableContext) -> Any:
+        """`grpc.health.v1.Health.Check` behind Serve's proxy."""
+        return await _answer(self._health.check(request), grpc_context)
+
+    async def List(self, request: Any, grpc_context: SettableContext) -> Any:
+        """`grpc.health.v1.Health.List` behind Serve's proxy."""
+        return await _answer(self._health.list(request), grpc_context)
+
+    async def Watch(self, request: Any, grpc_context: SettableContext) -> AsyncIterator[Any]:
+        """`grpc.health.v1.Health.Watch` behind Serve's proxy."""
+        async for message in _stream(self._health.watch(request), grpc_context):
+            yield message
+
+    async def check_health(self) -> None:
+        """Called by Serve; raising has the replica replaced."""
+        if self._link.done():
+            raise RuntimeError("the link to the central scheduler has ended for good")
+
+    async def __del__(self) -> None:
+        """Called by Serve once at shutdown: let streams end, then hang up."""
+        front: GrpcFront | None = getattr(self, "_front", None)
+        if front is None:
+            return
+        await front.stop(self._config.drain_seconds)
+        self._link.cancel()
+        await self._dispatcher.close()
+
+
+async def _answer(answer: Awaitable[M], context: SettableContext) -> M:
+    try:
+        return await answer
+    except ApiError as error:
+        failure = error
+    except Exception as error:
+        failure = unexpected_error(error, "a gRPC call through Serve")
+    set_status(context, failure)
+    # Serve sends the code and details set above; the exception itself only ends the call.
+    raise failure
+
+
+async def _stream(
+    messages: AsyncGenerator[M, None], context: SettableContext
+) -> AsyncGenerator[M, None]:
+    try:
+        async with aclosing(messages):
+            async for message in messages:
+                yield message
+        return
+    except ApiError as error:
+        failure = error
+    except Exception as error:
+        failure = unexpected_error(error, "a gRPC stream through Serve")
+    set_status(context, failure)
+    raise failure
