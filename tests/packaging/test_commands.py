@@ -211,9 +211,26 @@ def test_every_module_has_its_sentence() -> None:
     assert described == modules
 
 
-def test_ci_runs_what_a_person_runs() -> None:
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    ran = re.findall(r"^run make (\S+)", script.read_text(encoding="utf-8"), re.MULTILINE)
-    assert ran == ["check", "test", "demo"]
+@pytest.mark.parametrize(
+    ("failing", "reached"), [("", ["check", "test", "demo"]), ("test", ["check", "test"])]
+)
+def test_ci_runs_what_a_person_runs_and_stops_at_a_failure(
+    tmp_path: Path, failing: str, reached: list[str]
+) -> None:
+    script = tmp_path / ".ci" / "run"
+    tool = tmp_path / "bin" / "make"
+    for file in (script, tool):
+        file.parent.mkdir()
+    shutil.copy(ROOT / ".ci" / "run", script)
+    tool.write_text(f'#!/bin/sh\necho "$1" >> calls\n[ "$1" != "{failing}" ]\n', encoding="utf-8")
+    tool.chmod(0o755)
+    ran = subprocess.run(
+        [script],
+        env={**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}", "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (tmp_path / "calls").read_text(encoding="utf-8").split() == reached
+    assert (ran.returncode == 0) is (failing == "")
+    assert ("make test PYTHON" in ran.stdout) and ("failed after" in ran.stdout) is bool(failing)
