@@ -56,7 +56,7 @@ def fetch_from_hub(repository: str, folder: Path, progress: ProgressReporter) ->
     progress.stage(f"asking the Hugging Face hub for {repository}", None)
     # Imported here, because most starts find the model in the cache and never need it.
     from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     api = HfApi(library_name="blockyard")
     info = _within(
@@ -76,7 +76,8 @@ def fetch_from_hub(repository: str, folder: Path, progress: ProgressReporter) ->
         """Passes on what arrives instead of drawing a bar of its own."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})
+            settings = {**kwargs, "disable": True}
+            super().__init__(*args, **settings)  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:
             progress.advance(int(n or 0))

@@ -1,0 +1,188 @@
+"""Turns step plans, which speak in differences, into the flat tensors of one forward pass.
+
+Remembers for each handle what earlier plans said: block table, sampling parameters, how many
+tokens are written. Runs no model. Units: tokens, block ids; slot = block id * block size + offset.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from blockyard.cuda.backend import AttentionBatch
+from blockyard.scheduler.plan import Admission, BlockGrant, StepPlan
+from blockyard.scheduler.sampling import SamplingParams
+from blockyard.workers.sampler import SampleRow
+
+__all__ = ["BatchBuilder", "FlatBatch", "PlanError"]
+
+_FIRST_TABLE_BLOCKS = 8
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+class PlanError(Exception):
+    """A plan contradicts what earlier plans said; scheduler and worker have parted."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """One step as tensors on the device.
+
+    Attributes:
+        input_ids, positions: int64 `[tokens]`, all requests one after the other.
+        attention: where each token's KV goes and what it may see.
+        sample_tokens: int64 `[samples]`, index of each token whose logits are sampled.
+        sample_rows: how each of them is sampled.
+        sample_handles: whose they are.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionBatch
+    sample_tokens: torch.Tensor
+    sample_rows: tuple[SampleRow, ...]
+    sample_handles: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _HandleState:
+    """What plans have said about one handle. `written` is None before its first step."""
+
+    sampling: SamplingParams
+    prompt_tokens: int
+    table: Int32 = field(default_factory=lambda: np.zeros(_FIRST_TABLE_BLOCKS, dtype=np.int32))
+    num_blocks: int = 0
+    written: int | None = None
+
+    def extend(self, block_ids: tuple[int, ...]) -> None:
+        needed = self.num_blocks + len(block_ids)
+        if needed > len(self.table):
+            grown = np.zeros(max(needed, 2 * len(self.table)), dtype=np.int32)
+            grown[: self.num_blocks] = self.table[: self.num_blocks]
+            self.table = grown
+        self.table[self.num_blocks : needed] = block_ids
+        self.num_blocks = needed
+
+
+class BatchBuilder:
+    """Applies plans in order and flattens them.
+
+    Args:
+        num_blocks: blocks in the pool; every granted id is below it.
+        block_size: token slots in a block.
+        vocab_size: every token id is below it.
+        device: where the tensors go.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, vocab_size: int, device: torch.device
+    ) -> None:
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._device = device
+        self._handles: dict[int, _HandleState] = {}
+        self._last_step = 0
+
+    def apply(self, plan: StepPlan) -> FlatBatch | None:
+        """Take in a plan's differences; the flat batch, or None when it computes nothing.
+
+        Raises:
+            PlanError: the plan cannot follow the ones before it.
+        """
+        if plan.step <= self._last_step:
+            raise PlanError(f"step {plan.step} comes after step {self._last_step}")
+        self._last_step = plan.step
+        for handle in plan.forgotten:
+            if self._handles.pop(handle, None) is None:
+                raise PlanError(f"step {plan.step} forgets handle {handle}, which is not known")
+        for admission in plan.admitted:
+            self._admit(plan, admission)
+        for grant in plan.grants:
+            self._grant(plan, grant)
+        return self._flatten(plan) if plan.handles else None
+
+    def _admit(self, plan: StepPlan, admission: Admission) -> None:
+        if admission.handle in self._handles:
+            raise PlanError(f"step {plan.step} admits handle {admission.handle} a second time")
+        self._handles[admission.handle] = _HandleState(admission.sampling, admission.prompt_tokens)
+
+    def _grant(self, plan: StepPlan, grant: BlockGrant) -> None:
+        state = self._known(plan, grant.handle)
+        for block_id in grant.block_ids:
+            if not 0 <= block_id < self._num_blocks:
+                raise PlanError(
+                    f"step {plan.step} grants block {block_id} to handle {grant.handle}; "
+                    f"the pool has {self._num_blocks}"
+                )
+        state.extend(grant.block_ids)
+
+    def _known(self, plan: StepPlan, handle: int) -> _HandleState:
+        state = self._handles.get(handle)
+        if state is None:
+            raise PlanError(f"step {plan.step} names handle {handle}, which is not known")
+        return state
+
+    def _flatten(self, plan: StepPlan) -> FlatBatch:
+        plan.check()
+        states = [self._known(plan, handle) for handle in plan.handles]
+        for handle, state, start, count in zip(
+            plan.handles, states, plan.starts, plan.counts, strict=True
+        ):
+            self._advance(plan, handle, state, start, count)
+        starts = np.array(plan.starts, dtype=np.int32)
+        counts = np.array(plan.counts, dtype=np.int32)
+        tables = np.zeros((len(states), max(s.num_blocks for s in states)), dtype=np.int32)
+        for row, state in enumerate(states):
+            tables[row, : state.num_blocks] = state.table[: state.num_blocks]
+        owners = np.repeat(np.arange(len(states)), counts)
+        ends = np.cumsum(counts)
+        positions: Int64 = np.arange(ends[-1]) - (ends - counts)[owners] + starts[owners]
+        blocks = tables[owners, positions // self._block_size].astype(np.int64)
+        input_ids = np.array(plan.token_ids, dtype=np.int64)
+        if input_ids.min() < 0 or input_ids.max() >= self._vocab_size:
+            raise PlanError(f"step {plan.step} holds a token id outside 0..{self._vocab_size - 1}")
+        sampled = [row for row, wanted in enumerate(plan.samples) if wanted]
+        return FlatBatch(
+            input_ids=self._tensor(input_ids),
+            positions=self._tensor(positions),
+            attention=AttentionBatch(
+                counts=counts,
+                lengths=starts + counts,
+                block_tables=self._tensor(tables),
+                slots=self._tensor(blocks * self._block_size + positions % self._block_size),
+                block_size=self._block_size,
+            ),
+            sample_tokens=self._tensor((ends - 1)[sampled].astype(np.int64)),
+            sample_rows=tuple(
+                _sample_row(states[row], plan.starts[row] + plan.counts[row]) for row in sampled
+            ),
+            sample_handles=tuple(plan.handles[row] for row in sampled),
+        )
+
+    def _advance(
+        self, plan: StepPlan, handle: int, state: _HandleState, start: int, count: int
+    ) -> None:
+        # A fresh handle may start past 0: positions before it come from blocks others filled.
+        if state.written is not None and start != state.written:
+            raise PlanError(
+                f"step {plan.step} computes handle {handle} from position {start}, "
+                f"but {state.written} tokens are written"
+            )
+        slots = state.num_blocks * self._block_size
+        if start < 0 or start + count > slots:
+            raise PlanError(
+                f"step {plan.step} computes positions {start}..{start + count - 1} of handle "
+                f"{handle}, whose blocks hold {slots}"
+            )
+        state.written = start + count
+
+    def _tensor(self, values: Int32 | Int64) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+
+def _sample_row(state: _HandleState, position: int) -> SampleRow:
+    return SampleRow(state.sampling, position, produced=position - state.prompt_tokens)

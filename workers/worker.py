@@ -1,0 +1,209 @@
+"""One rank: loads the model, owns its blocks, executes plans.
+
+A plain class; whoever starts it decides in which process it lives. Calls come one at a time.
+Units: tokens, blocks, bytes, seconds.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from blockyard.cuda.backend import AttentionBackend, AttentionBatch
+from blockyard.cuda.reference import ReferenceBackend
+from blockyard.scheduler.plan import RowError, StepPlan, StepResult
+from blockyard.scheduler.sampling import SamplingParams
+from blockyard.workers.attention import CachedAttention
+from blockyard.workers.batch import BatchBuilder, FlatBatch
+from blockyard.workers.config import Executor, WorkerConfig, WorkerKind, WorkerProfile
+from blockyard.workers.description import describe_model
+from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.memory import count_blocks, measure_peak
+from blockyard.workers.model import DecoderModel
+from blockyard.workers.progress import ProgressReporter, SilentProgress
+from blockyard.workers.sampler import SampleRow, sample
+
+__all__ = ["ModelWorker", "make_worker"]
+
+_PROFILE_LENGTH = 256
+"""Context of the decoding requests in the measured step: enough to fill a backend's workspace."""
+
+
+class ModelWorker:
+    """An `Executor` that runs a real model.
+
+    Raises:
+        ValueError: more than one rank, or a device that this machine lacks.
+    """
+
+    def __init__(self, config: WorkerConfig, progress: ProgressReporter | None = None) -> None:
+        if config.world_size != 1:
+            raise ValueError(
+                f"world_size is {config.world_size}; a model is not split over ranks yet: use 1"
+            )
+        self._config = config
+        self._progress = progress if progress is not None else SilentProgress()
+        self._device = _resolve_device(config.device)
+        self._backend: AttentionBackend = ReferenceBackend()
+        self._model: DecoderModel | None = None
+        self._cache: KVCache | None = None
+        self._batches: BatchBuilder | None = None
+
+    def load(self) -> WorkerProfile:
+        """Load the model and measure what is left for blocks; see `Executor`.
+
+        Raises:
+            ModelFilesError, UnsupportedModel: the model cannot be loaded or served.
+            NoRoom: the memory allowed does not hold one context.
+        """
+        # Imported here, because transformers takes seconds and the witness never needs it.
+        from blockyard.workers.loader import load_model
+
+        config = self._config
+        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        self._model = load_model(
+            Path(config.model_dir),
+            self._device,
+            config.dtype,
+            config.max_context_tokens,
+            self._progress,
+        )
+        geometry = self._geometry(self._model)
+        activation_bytes = 0
+        if config.num_blocks is not None:
+            blocks = config.num_blocks
+        else:
+            activation_bytes = self._measure(self._model, geometry)
+            blocks = count_blocks(config, geometry.block_bytes, activation_bytes, self._device)
+        return WorkerProfile(
+            max_blocks=blocks,
+            block_bytes=geometry.block_bytes,
+            weight_bytes=self._model.weight_bytes,
+            activation_bytes=activation_bytes,
+            device=str(self._device),
+            dtype=str(self._model.dtype).removeprefix("torch."),
+        )
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the pool; see `Executor`."""
+        model = self._loaded()
+        if self._cache is not None:
+            raise RuntimeError("the pool was made before; it is made once")
+        self._cache = KVCache(self._geometry(model), num_blocks, self._device)
+        self._batches = BatchBuilder(
+            num_blocks, self._config.block_size, model.vocab_size, self._device
+        )
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step; see `Executor`.
+
+        Raises:
+            PlanError: the plan contradicts the ones before it.
+        """
+        began = time.perf_counter()
+        if self._cache is None or self._batches is None:
+            raise RuntimeError("a plan came before the pool was made; call allocate first")
+        token_ids: tuple[int, ...] = ()
+        errors: tuple[RowError, ...] = ()
+        batch = self._batches.apply(plan)
+        if batch is not None:
+            with torch.inference_mode():
+                token_ids, errors = self._compute(self._loaded(), self._cache, batch)
+        return StepResult(plan.step, token_ids, errors, time.perf_counter() - began)
+
+    def _compute(
+        self, model: DecoderModel, cache: KVCache, batch: FlatBatch
+    ) -> tuple[tuple[int, ...], tuple[RowError, ...]]:
+        attention = CachedAttention(cache, self._backend.begin(batch.attention))
+        logits = model.forward(batch.input_ids, batch.positions, batch.sample_tokens, attention)
+        sampled = sample(logits, batch.sample_rows)
+        errors = tuple(
+            RowError(
+                batch.sample_handles[row],
+                "no token can be chosen: the model gave no finite score for any allowed token",
+            )
+            for row in sampled.failed
+        )
+        return sampled.token_ids, errors
+
+    def _measure(self, model: DecoderModel, geometry: KVGeometry) -> int:
+        """Peak bytes of the largest step, run on a pool of one block that all requests share."""
+        self._progress.stage("measuring the largest step", None)
+        cache = KVCache(geometry, 1, self._device)
+        cache.blocks.zero_()
+        batch = _largest_batch(self._config, self._device)
+
+        def step() -> None:
+            with torch.inference_mode():
+                self._compute(model, cache, batch)
+
+        return measure_peak(step, self._device)
+
+    def _geometry(self, model: DecoderModel) -> KVGeometry:
+        shape = model.attention
+        return KVGeometry(
+            layers=shape.layers,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            block_size=self._config.block_size,
+            dtype=model.dtype,
+        )
+
+    def _loaded(self) -> DecoderModel:
+        if self._model is None:
+            raise RuntimeError("the model is not loaded; call load first")
+        return self._model
+
+
+def make_worker(config: WorkerConfig, progress: ProgressReporter | None = None) -> Executor:
+    """The worker that `config.kind` asks for."""
+    if config.kind is WorkerKind.WITNESS:
+        from blockyard.workers.fake import WitnessWorker
+
+        description = describe_model(config.model_dir, name=Path(config.model_dir).name)
+        return WitnessWorker(config, description.vocab_size)
+    return ModelWorker(config, progress)
+
+
+def _resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name!r}; known are auto, cpu and cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch sees no CUDA device here; use cpu or auto")
+    return torch.device(name)
+
+
+def _largest_batch(config: WorkerConfig, device: torch.device) -> FlatBatch:
+    """A full step: one chunk, one request at the longest context, the rest decoding; all sampled.
+
+    Every block table points at block 0: the values mean nothing, the memory is that of real ones.
+    """
+    requests = max(1, min(config.max_running, config.max_step_tokens))
+    counts = np.ones(requests, dtype=np.int32)
+    counts[0] = min(config.max_step_tokens - requests + 1, config.max_context_tokens)
+    lengths = np.full(requests, min(_PROFILE_LENGTH, config.max_context_tokens), dtype=np.int32)
+    lengths[0] = counts[0]
+    lengths[-1] = config.max_context_tokens
+    tokens = int(counts.sum())
+    widest = -(-config.max_context_tokens // config.block_size)
+    zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
+    # Sampling with every option takes the most memory.
+    sampling = SamplingParams(temperature=1.0, top_p=0.5, top_k=2)
+    return FlatBatch(
+        input_ids=zeros,
+        positions=zeros,
+        attention=AttentionBatch(
+            counts=counts,
+            lengths=lengths,
+            block_tables=torch.zeros(requests, widest, dtype=torch.int32, device=device),
+            slots=zeros,
+            block_size=config.block_size,
+        ),
+        sample_tokens=torch.from_numpy(np.cumsum(counts) - 1).to(device, torch.int64),
+        sample_rows=(SampleRow(sampling, position=0, produced=0),) * requests,
+        sample_handles=tuple(range(requests)),
+    )
