@@ -1,0 +1,136 @@
+"""Anything may happen to a scheduler in any order; books and outputs are right all the time."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from blockyard.scheduler.request import RequestRefused
+
+CONTEXT = 40
+VOCAB = 97
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Submits, steps, aborts, acknowledges late and drains, in any order."""
+
+    def __init__(self, make_rig: Callable[..., Any], prompt_of: Callable[..., list[int]]) -> None:
+        super().__init__()
+        self.make_rig = make_rig
+        self.prompt_of = prompt_of
+        self.rig: Any = None
+        self.draining = False
+
+    @initialize(
+        num_blocks=st.integers(2, 14),
+        block_size=st.sampled_from((1, 2, 4)),
+        max_running=st.integers(1, 6),
+        spare_tokens=st.integers(1, 12),
+    )
+    def start(self, num_blocks: int, block_size: int, max_running: int, spare_tokens: int) -> None:
+        self.rig = self.make_rig(
+            num_blocks,
+            block_size,
+            max_running,
+            max_step_tokens=max_running + spare_tokens,
+            context=CONTEXT,
+            ranks=2,
+        )
+
+    @rule(
+        eighths=st.integers(1, 9),
+        max_tokens=st.none() | st.integers(1, 16),
+        priority=st.integers(0, 2),
+        stops=st.booleans(),
+        min_tokens=st.integers(0, 3),
+    )
+    def submit(
+        self, eighths: int, max_tokens: int | None, priority: int, stops: bool, min_tokens: int
+    ) -> None:
+        """Prompts go from an eighth of the pool to a little more than all of it."""
+        index = len(self.rig.specs)
+        slots = self.rig.num_blocks * self.rig.block_size
+        length = max(1, slots * eighths // 8)
+        total = length + (max_tokens or 1)
+        fits = total <= CONTEXT and total - 1 <= slots
+        least = min(min_tokens, max_tokens) if max_tokens else 0
+        stop = tuple(range(0, VOCAB, 7)) if stops else ()
+        try:
+            self.rig.submit(
+                f"request {index}", self.prompt_of(length, index), max_tokens, priority, stop, least
+            )
+        except RequestRefused:
+            assert self.draining or not fits
+        else:
+            assert fits and not self.draining
+
+    @precondition(lambda self: self.rig.in_flight is None)
+    @rule()
+    def plan(self) -> None:
+        self.rig.plan()
+
+    @precondition(lambda self: self.rig.in_flight is not None)
+    @rule()
+    def commit(self) -> None:
+        self.rig.commit()
+
+    @precondition(lambda self: self.rig.unacknowledged)
+    @rule(data=st.data())
+    def acknowledge_late(self, data: st.DataObject) -> None:
+        self.rig.acknowledge(data.draw(st.sampled_from(self.rig.unacknowledged)))
+
+    @rule(steps=st.integers(1, 12))
+    def step_on(self, steps: int) -> None:
+        if self.rig.in_flight is not None:
+            self.rig.commit()
+        for _ in range(steps):
+            if not self.rig.step():
+                break
+
+    @precondition(lambda self: self.rig.specs)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.rig.abort(data.draw(st.sampled_from(sorted(self.rig.specs))))
+
+    @rule()
+    def drain(self) -> None:
+        # Rarely useful early in a run: afterwards nothing new comes in.
+        if len(self.rig.specs) > 6:
+            self.draining = True
+            self.rig.scheduler.start_drain()
+
+    @invariant()
+    def books_are_right(self) -> None:
+        if self.rig is not None:
+            self.rig.scheduler.check()
+
+    def teardown(self) -> None:
+        if self.rig is not None:
+            self.rig.finish()
+
+
+def test_anything_in_any_order(
+    make_rig: Callable[..., Any], prompt_of: Callable[..., list[int]]
+) -> None:
+    class Machine(SchedulerMachine):
+        def __init__(self) -> None:
+            super().__init__(make_rig, prompt_of)
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=400,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
