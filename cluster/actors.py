@@ -22,27 +22,28 @@ __all__ = [
     "WorkerActor",
     "central_actor",
     "launch_worker",
+    "listening_host",
     "locate_central",
-    "node_address",
 ]
 
 NAMESPACE = "blockyard"
 CENTRAL_NAME = "blockyard-central"
 
 
-def node_address() -> str:
-    """This node's address inside the cluster; loopback for a cluster on loopback."""
-    return str(ray.util.get_node_ip_address())
+def listening_host(wire_host: str | None) -> str:
+    """Where this process listens for its peers: as configured, else this node's address."""
+    return wire_host if wire_host is not None else str(ray.util.get_node_ip_address())
 
 
 class WorkerActor:
     """One rank in a process of its own."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, wire_host: str | None) -> None:
         # Imported here: only this process needs torch.
         from blockyard.workers.worker import make_worker
 
         self._host = WorkerHost(lambda: make_worker(config), config.rank)
+        self._wire_host = wire_host
 
     def load(self) -> WorkerProfile:
         """Load the model and measure."""
@@ -54,7 +55,7 @@ class WorkerActor:
 
     def listen(self) -> Endpoint:
         """Wait for the engine; returns where."""
-        return self._host.listen(node_address())
+        return self._host.listen(listening_host(self._wire_host))
 
     def process_id(self) -> int:
         """This rank's process id, for operators and fault tests."""
@@ -64,13 +65,14 @@ class WorkerActor:
 class CentralActor:
     """The central scheduler in a process of its own, found by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, wire_host: str | None) -> None:
+        self._wire_host = wire_host
         self._central = CentralScheduler()
         self._stages: dict[str, str] = {}
 
     async def endpoint(self) -> Endpoint:
         """Where engines and ingresses connect."""
-        await self._central.start(node_address())
+        await self._central.start(listening_host(self._wire_host))
         return self._central.endpoint
 
     async def drain(self, timeout_seconds: float) -> bool:
@@ -90,8 +92,8 @@ class CentralActor:
         return os.getpid()
 
 
-def central_actor() -> Any:
-    """The cluster's central scheduler; started by whoever asks first.
+def central_actor(wire_host: str | None) -> Any:
+    """The cluster's central scheduler; started by whoever asks first, to listen on `wire_host`.
 
     Detached, because it must outlive the process that happened to start it; Ray restarts it when
     it dies, and its state comes back from the engines.
@@ -107,24 +109,26 @@ def central_actor() -> Any:
             max_restarts=-1,
             max_concurrency=64,
         )
-        .remote()
+        .remote(wire_host)
     )
 
 
-async def locate_central() -> Endpoint:
+async def locate_central(wire_host: str | None) -> Endpoint:
     """The central scheduler's endpoint, asked for anew.
 
     Raises:
         ConnectionError: it is down at the moment.
     """
     try:
-        endpoint: Endpoint = await central_actor().endpoint.remote()
+        endpoint: Endpoint = await central_actor(wire_host).endpoint.remote()
     except ray.exceptions.RayActorError as error:
         raise ConnectionError("the central scheduler is restarting") from error
     return endpoint
 
 
-def launch_worker(config: WorkerConfig, bundle_index: int, uses_gpu: bool) -> Any:
+def launch_worker(
+    config: WorkerConfig, wire_host: str | None, bundle_index: int, uses_gpu: bool
+) -> Any:
     """Start one rank in the given bundle of this replica's placement group."""
     placement_group = ray.util.get_current_placement_group()
     if placement_group is None:
@@ -139,5 +143,5 @@ def launch_worker(config: WorkerConfig, bundle_index: int, uses_gpu: bool) -> An
                 placement_group, placement_group_bundle_index=bundle_index
             ),
         )
-        .remote(config)
+        .remote(config, wire_host)
     )

@@ -30,7 +30,6 @@ def build_app(config: ServeConfig, uses_gpu: bool) -> Application:
     grace_seconds = config.drain_seconds + 10.0
     rank_bundle = {"CPU": 1.0, "GPU": 1.0} if uses_gpu else {"CPU": 1.0}
     groups = serve.deployment(
-        GroupReplica,
         name=GROUP_DEPLOYMENT,
         num_replicas=config.num_groups,
         ray_actor_options={"num_cpus": _SMALL_CPU},
@@ -40,9 +39,8 @@ def build_app(config: ServeConfig, uses_gpu: bool) -> Application:
         health_check_period_s=_HEALTH_PERIOD_SECONDS,
         health_check_timeout_s=_HEALTH_TIMEOUT_SECONDS,
         graceful_shutdown_timeout_s=grace_seconds,
-    )
+    )(GroupReplica)
     ingress = serve.deployment(
-        IngressReplica,
         name=INGRESS_DEPLOYMENT,
         num_replicas=1,
         ray_actor_options={"num_cpus": _SMALL_CPU},
@@ -50,5 +48,5 @@ def build_app(config: ServeConfig, uses_gpu: bool) -> Application:
         health_check_period_s=_HEALTH_PERIOD_SECONDS,
         health_check_timeout_s=_HEALTH_TIMEOUT_SECONDS,
         graceful_shutdown_timeout_s=grace_seconds,
-    )
+    )(IngressReplica)
     return ingress.bind(config, groups.bind(config, uses_gpu))

@@ -10,13 +10,14 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    SpinnerColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TransferSpeedColumn,
 )
 
-__all__ = ["TerminalProgress"]
+__all__ = ["StageProgress", "TerminalProgress"]
 
 
 class TerminalProgress:
@@ -62,3 +63,48 @@ class TerminalProgress:
         done = task.total if task.total is not None else max(task.completed, 1)
         self._progress.update(self._stage, total=done, completed=done)
         self._stage = None
+
+
+class StageProgress:
+    """Shows the stage that a start or a stop is in and how long it takes; a context manager.
+
+    Where standard error is not a terminal each stage is printed once, as a line.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        """`console` is standard error unless given."""
+        self._console = console or Console(stderr=True)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._shown = ""
+
+    def __enter__(self) -> Self:
+        """Show nothing yet."""
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        """Stop drawing."""
+        self.close()
+
+    def stage(self, name: str) -> None:
+        """The work is in this stage now."""
+        if name == self._shown:
+            return
+        self._shown = name
+        if not self._console.is_terminal:
+            self._console.print(f"{name} ...", highlight=False)
+            return
+        if self._progress is None:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._progress.start()
+        elif self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(name, total=None)
+
+    def close(self) -> None:
+        """Stop drawing; a later stage begins anew."""
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress = None
+        self._task = None

@@ -6,13 +6,14 @@ The only thing Serve does with it is life cycle: no request and no token passes 
 import asyncio
 import logging
 import uuid
+from functools import partial
 from typing import Any
 
 from blockyard.cluster.actors import (
     central_actor,
     launch_worker,
+    listening_host,
     locate_central,
-    node_address,
 )
 from blockyard.cluster.central_link import CentralLink
 from blockyard.cluster.config import ServeConfig
@@ -33,10 +34,10 @@ class GroupReplica:
     async def __init__(self, config: ServeConfig, uses_gpu: bool) -> None:  # type: ignore[misc]
         self._config = config
         self._group_id = f"group-{uuid.uuid4().hex[:8]}"
-        self._central = central_actor()
+        self._central = central_actor(config.wire_host)
         self._note("starting workers")
         self._workers = [
-            launch_worker(config.worker(rank), rank + 1, uses_gpu)
+            launch_worker(config.worker(rank), config.wire_host, rank + 1, uses_gpu)
             for rank in range(config.num_ranks)
         ]
         await asyncio.gather(*(worker.process_id.remote() for worker in self._workers))
@@ -51,7 +52,10 @@ class GroupReplica:
         self._group = await WorkerGroup.connect(endpoints)
         changed = asyncio.Event()
         self._server = await EngineServer.start(
-            Scheduler(config.scheduler, num_blocks), self._group, node_address(), changed.set
+            Scheduler(config.scheduler, num_blocks),
+            self._group,
+            listening_host(config.wire_host),
+            changed.set,
         )
         endpoint = self._server.endpoint
         identity = GroupIdentity(
@@ -64,7 +68,8 @@ class GroupReplica:
             port=endpoint.port,
             secret=endpoint.secret,
         )
-        link = CentralLink(self._server, identity, locate_central, changed)
+        locate = partial(locate_central, config.wire_host)
+        link = CentralLink(self._server, identity, locate, changed)
         self._link = asyncio.create_task(link.run(), name="central-link")
         self._note("ready")
         logger.info("%s serves %s with %d blocks", self._group_id, config.model.name, num_blocks)

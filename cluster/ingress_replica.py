@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -36,7 +37,7 @@ class IngressReplica:
         self._config = config
         model = config.model
         tokenizers = {model.name: load_tokenizer(model.directory)}
-        self._dispatcher = ClusterDispatcher((model,), locate_central)
+        self._dispatcher = ClusterDispatcher((model,), partial(locate_central, config.wire_host))
         self._link = asyncio.create_task(self._dispatcher.run(), name="central-link")
         self._generation = GenerationApi(GenerationService(self._dispatcher, tokenizers))
         self._cluster = ClusterApi(self._dispatcher, tokenizers)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray import serve
@@ -18,7 +19,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from blockyard.cluster.actors import NAMESPACE, central_actor
 from blockyard.cluster.app import APP_NAME, build_app
-from blockyard.cluster.config import LOOPBACK, ServeConfig
+from blockyard.cluster.config import ServeConfig
 
 __all__ = ["Deployment", "StartFailed", "deploy", "ray_cluster"]
 
@@ -49,7 +50,6 @@ def ray_cluster(address: str | None) -> Iterator[None]:
             namespace=NAMESPACE,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
-            _node_ip_address=LOOPBACK,
             logging_level=logging_level,
             log_to_driver=False,
         )
@@ -68,7 +68,11 @@ class Deployment:
     def drain(self) -> bool:
         """Stop admitting and wait for live requests; False when some still ran at the end."""
         timeout = self.config.drain_seconds
-        return bool(ray.get(central_actor().drain.remote(timeout), timeout=timeout + 10))
+        return bool(
+            ray.get(
+                central_actor(self.config.wire_host).drain.remote(timeout), timeout=timeout + 10
+            )
+        )
 
 
 @contextmanager
@@ -93,7 +97,7 @@ def deploy(config: ServeConfig, observe: Callable[[str], None]) -> Iterator[Depl
         else None,
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
     )
-    central = central_actor()
+    central = central_actor(config.wire_host)
     try:
         serve.run_many(
             [
@@ -107,15 +111,14 @@ def deploy(config: ServeConfig, observe: Callable[[str], None]) -> Iterator[Depl
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
-        _wait_until_running(observe)
+        _wait_until_running(central, observe)
         yield Deployment(config)
     finally:
         serve.shutdown()
         ray.kill(central, no_restart=True)
 
 
-def _wait_until_running(observe: Callable[[str], None]) -> None:
-    central = central_actor()
+def _wait_until_running(central: Any, observe: Callable[[str], None]) -> None:
     while True:
         application = serve.status().applications.get(APP_NAME)
         status = application.status if application is not None else None
