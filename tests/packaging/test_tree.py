@@ -109,7 +109,9 @@ def test_public_names_are_listed_and_exist(path: Path) -> None:
     listed: list[str] | None = None
     for node in module.body:
         match node:
-            case ast.FunctionDef(decorator_list=[ast.Call(func=ast.Attribute(attr="command"))]):
+            case ast.FunctionDef(
+                decorator_list=[ast.Call(func=ast.Attribute(attr="command" | "callback"))]
+            ):
                 bound.add(node.name)  # a command of the shell, handed to its app right there
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 made.add(node.name)
