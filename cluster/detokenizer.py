@@ -34,16 +34,19 @@ class StopMatcher:
         # For each stop string: how many of its first characters the text ends with.
         self._matched = [0] * len(self._stops)
         self._held = ""
+        self._stopped = False
 
     def push(self, text: str) -> TextPiece:
         """Take more text and give out what can no longer be part of a stop string."""
+        if self._stopped:
+            return TextPiece("", stopped=True)
         if not self._stops:
             return TextPiece(text)
         pending = self._held + text
         for position in range(len(self._held), len(pending)):
             length = self._advance(pending[position])
             if length:
-                self._held = ""
+                self._held, self._stopped = "", True
                 return TextPiece(pending[: position + 1 - length], stopped=True)
         certain = len(pending) - max(self._matched)
         self._held = pending[certain:]
@@ -52,7 +55,6 @@ class StopMatcher:
     def flush(self) -> str:
         """Give out what was held: no more text comes."""
         held, self._held = self._held, ""
-        self._matched = [0] * len(self._stops)
         return held
 
     def _advance(self, character: str) -> int:

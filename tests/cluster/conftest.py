@@ -1,0 +1,184 @@
+"""A small byte-level tokenizer, and a dispatcher that plays a script instead of an engine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from blockyard.cluster.chat_template import ChatTemplate
+from blockyard.cluster.dispatch import Dispatcher, GroupReport, TokenStream
+from blockyard.cluster.tokenizer import ModelTokenizer
+from blockyard.scheduler.ledger import BlockCounts, GroupLedger, RequestCounts, SlotCounts
+from blockyard.scheduler.request import FinishReason, RequestSpec, RequestUpdate, Timings
+from blockyard.workers.catalog import default_cache_dir
+from blockyard.workers.description import ModelDescription
+
+CHAT_TEMPLATE = """
+{%- for message in messages %}
+    {%- if message.role == 'system' and not loop.first %}
+        {{- raise_exception('a system message must come first') }}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content | trim + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
+
+CORPUS = ["the quick brown fox jumps over the lazy dog", "hello hello world, how are you today?"]
+
+
+@dataclass
+class ScriptedStream:
+    """Plays one request's script; `aborted` is set by the first abort."""
+
+    request_id: str
+    script: Sequence[Any]
+    aborts: int = 0
+    ended: bool = False
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __aiter__(self) -> AsyncIterator[RequestUpdate]:
+        for entry in self.script:
+            if isinstance(entry, Exception):
+                raise entry
+            if entry == "hang":
+                await self.aborted.wait()
+                return
+            if isinstance(entry, RequestUpdate):
+                self.ended = entry.finish_reason is not None
+                yield entry
+            elif isinstance(entry, FinishReason):
+                self.ended = True
+                yield RequestUpdate(
+                    self.request_id, (), entry, cached_tokens=3, timings=Timings(0.1, 0.2, 0.3, 4)
+                )
+            else:
+                yield RequestUpdate(self.request_id, tuple(entry))
+
+    async def abort(self) -> None:
+        self.aborts += 1
+        self.aborted.set()
+
+
+@dataclass
+class ScriptedDispatcher:
+    """Gives each submitted request the script of the moment."""
+
+    served: tuple[ModelDescription, ...]
+    script: Sequence[Any] = ()
+    refusal: Exception | None = None
+    is_ready: bool = True
+    books: tuple[GroupReport, ...] = ()
+    submitted: list[tuple[str, RequestSpec]] = field(default_factory=list)
+    streams: list[ScriptedStream] = field(default_factory=list)
+
+    def models(self) -> tuple[ModelDescription, ...]:
+        return self.served
+
+    async def submit(self, model: str, spec: RequestSpec) -> TokenStream:
+        if self.refusal is not None:
+            raise self.refusal
+        self.submitted.append((model, spec))
+        self.streams.append(ScriptedStream(spec.request_id, self.script))
+        return self.streams[-1]
+
+    async def reports(self) -> tuple[GroupReport, ...]:
+        return self.books
+
+    async def ready(self) -> bool:
+        return self.is_ready
+
+
+def _keeps_the_contract(dispatcher: ScriptedDispatcher) -> Dispatcher:
+    return dispatcher
+
+
+@pytest.fixture(scope="session")
+def inner_tokenizer() -> Tokenizer:
+    """Byte-level BPE; ids 0 to 2 are control tokens, the last is an added word with a text."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(CORPUS, trainer)
+    inner.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    return inner
+
+
+@pytest.fixture(scope="session")
+def tokenizer(inner_tokenizer: Tokenizer) -> ModelTokenizer:
+    return ModelTokenizer(
+        Tokenizer.from_str(inner_tokenizer.to_str()), ChatTemplate(CHAT_TEMPLATE, {})
+    )
+
+
+@pytest.fixture
+def spell(inner_tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """One token for each byte of a text, as an engine might produce them."""
+    alphabet = ModelTokenizer(Tokenizer.from_str(inner_tokenizer.to_str()))
+    of_byte = {
+        bytes_of: token
+        for token in range(alphabet.vocab_size)
+        if len(bytes_of := alphabet._bytes_of_token(token)) == 1
+    }
+    return lambda text: [of_byte[bytes([byte])] for byte in text.encode()]
+
+
+@pytest.fixture(scope="session")
+def description(tokenizer: ModelTokenizer) -> ModelDescription:
+    return ModelDescription(
+        name="small",
+        directory="/secret/place",
+        architecture="LlamaForCausalLM",
+        context_tokens=128,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=(0, 2),
+    )
+
+
+@pytest.fixture(scope="session")
+def report() -> GroupReport:
+    return GroupReport(
+        group_id="group-0",
+        model="small",
+        device="cpu",
+        dtype="float32",
+        ledger=GroupLedger(
+            blocks=BlockCounts(total=10, free=5, cached=1, active=3, fenced=1),
+            slots=SlotCounts(filled=40, promised=2, empty_tail=6),
+            requests=RequestCounts(running=2, waiting=1, parked=0),
+            block_size=16,
+            step=77,
+            preemptions=3,
+            stalled_steps=0,
+        ),
+    )
+
+
+@pytest.fixture
+def dispatcher(description: ModelDescription, report: GroupReport) -> ScriptedDispatcher:
+    return ScriptedDispatcher((description,), books=(report,))
+
+
+@pytest.fixture
+def tokenizers(tokenizer: ModelTokenizer) -> dict[str, ModelTokenizer]:
+    return {"small": tokenizer}
+
+
+@pytest.fixture(scope="session")
+def default_model_dir() -> Path:
+    """The default model's files, which `make setup` fetches."""
+    directory = default_cache_dir() / "smollm2-135m"
+    if not (directory / "tokenizer.json").exists():
+        pytest.skip("the default model is not here; `blockyard model fetch` gets it")
+    return directory
