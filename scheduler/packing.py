@@ -31,21 +31,16 @@ class StepPacker:
         self._draft = draft
         self._now = now
         self._budget = StepBudget(batch.config.max_step_tokens)
-        # Blocks that running requests still need for tokens already known.
-        self._claims = 0
         # Whether a running request found fewer blocks than it needs now.
         self._short = False
-        # Whether anybody lost a place in this step.
-        self._preempted = False
 
     def pack(self) -> None:
         """Fill the draft. Rows stay absent when nothing can be computed."""
         self._place_urgent()
         self._advance_running()
-        # Blocks freed by preemption belong to those who caused it: admitting somebody with what
-        # is left of them would only make the next victim.
-        if not self._short and not self._preempted:
-            self._admit_waiting()
+        # A victim of this step does not come back in it: what its blocks left over is less than
+        # it held, hence less than it needs, and nobody passes a parked request.
+        self._admit_waiting()
 
     def _place_urgent(self) -> None:
         """Give waiting requests the places of those that yield to them, where that can work.
@@ -68,7 +63,7 @@ class StepPacker:
                 return
             batch.queue.pop()
             if batch.full:
-                self._preempt(yielding[-1])
+                batch.preempt(yielding[-1])
             batch.start(head)
 
     def _advance_running(self) -> None:
@@ -81,9 +76,9 @@ class StepPacker:
         while index < len(running):  # a preemption shortens the list, always behind `index`
             request = running[index]
             index += 1
-            count = wanted = len(request.tokens) - request.num_computed
-            if wanted > 1:
-                count = self._budget.share(wanted, len(running) - index)
+            count = len(request.tokens) - request.num_computed
+            if count > 1:
+                count = self._budget.share(count, len(running) - index)
             block_ids: tuple[int, ...] = ()
             room = request.table.num_slots - request.num_computed
             if count > room:
@@ -95,8 +90,6 @@ class StepPacker:
                     count = room
             if count:
                 self._compute(request, count, block_ids)
-            if count < wanted:
-                self._claims += request.table.blocks_short(len(request.tokens))
 
     def _find_blocks(self, request: Request, count: int) -> tuple[int, ...]:
         """Blocks for `count` more tokens, or as many as there are after preempting others.
@@ -109,7 +102,7 @@ class StepPacker:
             victim = choose_victim(self._batch.running, request)
             if victim is None:
                 break
-            self._preempt(victim)
+            self._batch.preempt(victim)
         return pool.allocate(min(needed, pool.num_free)) or ()
 
     def _admit_waiting(self) -> None:
@@ -139,10 +132,11 @@ class StepPacker:
             batch.queue.push(request)
 
     def _fits(self, request: Request) -> bool:
-        """Whether a newcomer finds blocks for all its known tokens.
+        """Whether a newcomer finds blocks for all its known tokens, and others some to grow into.
 
-        Beside what running requests need for theirs, and a little to grow into. When nothing runs
-        any free block is a start: the whole pool will be the newcomer's.
+        Running requests hold blocks for all they know: a prompt that is not finished would have
+        taken every token of the step, and left none for a newcomer. When nothing runs any free
+        block is a start: the whole pool will be the newcomer's.
         """
         pool = self._batch.pool
         num_running = len(self._batch.running)
@@ -150,7 +144,7 @@ class StepPacker:
             return pool.num_free > 0
         watermark = min(num_running, 1 + pool.num_blocks // _WATERMARK_SHARE)
         needed = request.table.blocks_short(len(request.tokens))
-        return needed + self._claims + watermark <= pool.num_free
+        return needed + watermark <= pool.num_free
 
     def _admit(self, request: Request) -> None:
         """Start a newcomer with as many tokens as the step has left."""
@@ -160,11 +154,6 @@ class StepPacker:
         count = self._budget.share(len(request.tokens), 0)
         block_ids = pool.allocate(min(table.blocks_short(count), pool.num_free)) or ()
         self._compute(request, min(count, len(block_ids) * table.block_size), block_ids)
-        self._claims += table.blocks_short(len(request.tokens))
-
-    def _preempt(self, victim: Request) -> None:
-        self._batch.preempt(victim)
-        self._preempted = True
 
     def _compute(self, request: Request, count: int, block_ids: tuple[int, ...]) -> None:
         """Put a running request into the step."""

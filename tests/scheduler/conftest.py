@@ -129,6 +129,10 @@ class Rig:
             self.touched.update(dict.fromkeys(self.tables[handle], plan.step))
         if not fenced:
             assert min(self.live(), key=self.urgency) in rows, "the most urgent must advance"
+        held_up = [name for name in self.names.values() if name not in rows]
+        for grant in plan.grants:
+            name = self.names[grant.handle]
+            assert all(self.urgency(name) < self.urgency(other) for other in held_up)
         victims = [name for name in losers if name in self.live()]
         for victim in victims:
             assert all(self.urgency(row) < self.urgency(victim) for row in rows)
