@@ -5,7 +5,7 @@ words. Units: seconds, tokens.
 """
 
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -136,8 +136,10 @@ class GenerationClient:
         )
         return response
 
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[generation_pb2.GenerateChunk]:
-        """The answer in pieces; closing the iterator cancels the request. Raises `ServerError`."""
+    async def stream(
+        self, request: GenerateRequest
+    ) -> AsyncGenerator[generation_pb2.GenerateChunk, None]:
+        """The answer in pieces; closing the generator cancels the request. Raises `ServerError`."""
         call = self._channel.unary_stream(
             "/blockyard.v1.Generation/GenerateStream",
             request_serializer=GenerateRequest.SerializeToString,
@@ -197,8 +199,10 @@ class BlockingClient:
         """Close the connection; calls under way are cancelled."""
         self._channel.close()
 
-    def stream(self, request: GenerateRequest) -> Iterator[generation_pb2.GenerateChunk]:
-        """The answer in pieces; closing the iterator cancels the request. Raises `ServerError`."""
+    def stream(
+        self, request: GenerateRequest
+    ) -> Generator[generation_pb2.GenerateChunk, None, None]:
+        """The answer in pieces; closing the generator cancels the request. Raises `ServerError`."""
         call = self._channel.unary_stream(
             "/blockyard.v1.Generation/GenerateStream",
             request_serializer=GenerateRequest.SerializeToString,

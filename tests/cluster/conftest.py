@@ -1,7 +1,8 @@
 """A small byte-level tokenizer, and a dispatcher that plays a script instead of an engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from blockyard.cluster.chat_template import ChatTemplate
 from blockyard.cluster.dispatch import Dispatcher, GroupReport, TokenStream
+from blockyard.cluster.grpc_front import GrpcFront
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.scheduler.ledger import BlockCounts, GroupLedger, RequestCounts, SlotCounts
 from blockyard.scheduler.request import FinishReason, RequestSpec, RequestUpdate, Timings
@@ -173,6 +175,30 @@ def dispatcher(description: ModelDescription, report: GroupReport) -> ScriptedDi
 @pytest.fixture
 def tokenizers(tokenizer: ModelTokenizer) -> dict[str, ModelTokenizer]:
     return {"small": tokenizer}
+
+
+@pytest.fixture
+def served_address(
+    dispatcher: ScriptedDispatcher, tokenizers: dict[str, ModelTokenizer]
+) -> Iterator[str]:
+    """A server in a thread of its own, for clients that block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(timeout=20)
+
+    async def start() -> tuple[GrpcFront, int]:
+        front = GrpcFront(dispatcher, tokenizers)
+        return front, await front.start("127.0.0.1:0")
+
+    front, port = run(start())
+    yield f"127.0.0.1:{port}"
+    run(front.stop(None))
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 @pytest.fixture(scope="session")

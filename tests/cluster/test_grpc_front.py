@@ -1,0 +1,338 @@
+"""The server over a real loopback connection."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from blockyard.cluster.grpc_front import GrpcFront
+from blockyard.cluster.tokenizer import ModelTokenizer
+from blockyard.protos import cluster_pb2, cluster_pb2_grpc, generation_pb2_grpc
+from blockyard.protos import generation_pb2 as pb
+from blockyard.scheduler.request import FinishReason, RefusalCode, RequestRefused
+
+Spell = Callable[[str], list[int]]
+GENERATE = "/blockyard.v1.Generation/Generate"
+STREAM = "/blockyard.v1.Generation/GenerateStream"
+
+
+@pytest.fixture
+async def address(dispatcher: Any, tokenizers: dict[str, ModelTokenizer]) -> AsyncIterator[str]:
+    front = GrpcFront(dispatcher, tokenizers, health_watch_interval_seconds=0.01)
+    port = await front.start("127.0.0.1:0")
+    yield f"127.0.0.1:{port}"
+    await front.stop(None)
+
+
+@pytest.fixture
+async def channel(address: str) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield channel
+
+
+@pytest.fixture
+def generation(channel: Any) -> Any:
+    return stub_of(generation_pb2_grpc.GenerationStub, channel)
+
+
+@pytest.fixture
+def cluster(channel: Any) -> Any:
+    return stub_of(cluster_pb2_grpc.ClusterStub, channel)
+
+
+def stub_of(stub_type: Any, channel: Any) -> Any:
+    return stub_type(channel)
+
+
+async def failure_of(call: Any) -> Any:
+    with pytest.raises(grpc.RpcError) as caught:
+        await call
+    return caught.value
+
+
+def details_of(error: Any) -> dict[str, any_pb2.Any]:
+    status = status_pb2.Status()
+    status.ParseFromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+    assert status.code == error.code().value[0]
+    assert status.message == error.details()
+    return {detail.type_url.rpartition(".")[2]: detail for detail in status.details}
+
+
+class TestGeneration:
+    async def test_an_answer_and_its_stream(
+        self, generation: Any, dispatcher: Any, spell: Spell
+    ) -> None:
+        dispatcher.script = [spell("good "), spell("day"), FinishReason.STOP]
+        answer = await generation.Generate(pb.GenerateRequest(prompt="hello"))
+        chunks = [c async for c in generation.GenerateStream(pb.GenerateRequest(prompt="hello"))]
+        assert answer.text == "".join(chunk.text for chunk in chunks) == "good day"
+        assert chunks[-1].finish_reason == answer.finish_reason == pb.FINISH_REASON_STOP
+
+    async def test_refusals_name_the_field_to_people_and_programs(
+        self, generation: Any, dispatcher: Any, spell: Spell
+    ) -> None:
+        bad = pb.GenerateRequest(prompt="a", sampling=pb.SamplingParameters(top_p=2))
+        error = await failure_of(generation.Generate(bad))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details().startswith("sampling.top_p: is 2.0")
+        details = details_of(error)
+        request, info = error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
+        assert details["BadRequest"].Unpack(request)
+        assert details["ErrorInfo"].Unpack(info)
+        assert request.field_violations[0].field == info.metadata["field"] == "sampling.top_p"
+        assert (info.reason, info.domain) == ("INVALID_ARGUMENT", "blockyard")
+        assert "RetryInfo" not in details
+        # The next request works.
+        dispatcher.script = [spell("ok"), FinishReason.STOP]
+        assert (await generation.Generate(pb.GenerateRequest(prompt="a"))).text == "ok"
+
+    async def test_streams_refuse_alike(self, generation: Any) -> None:
+        stream = generation.GenerateStream(pb.GenerateRequest(model="nope", prompt="a"))
+        error = await failure_of(anext(aiter(stream)))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert "model: 'nope'" in error.details()
+
+    async def test_overload_says_when_to_try_again(self, generation: Any, dispatcher: Any) -> None:
+        dispatcher.refusal = RequestRefused(RefusalCode.EXHAUSTED, "4096 requests wait")
+        error = await failure_of(generation.Generate(pb.GenerateRequest(prompt="a")))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        retry = error_details_pb2.RetryInfo()
+        assert details_of(error)["RetryInfo"].Unpack(retry)
+        assert retry.retry_delay.seconds == 1
+
+    async def test_a_failure_in_mid_stream(
+        self, generation: Any, dispatcher: Any, spell: Spell
+    ) -> None:
+        dispatcher.script = [spell("a"), ValueError("/secret/place")]
+        stream = aiter(generation.GenerateStream(pb.GenerateRequest(prompt="a")))
+        assert (await anext(stream)).text == "a"
+        error = await failure_of(anext(stream))
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert "secret" not in error.details()
+
+    async def test_five_megabytes_are_refused_by_name(self, generation: Any) -> None:
+        error = await failure_of(generation.Generate(pb.GenerateRequest(prompt="x" * 5_000_000)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details().startswith("prompt: has 5,000,000 bytes")
+
+
+class TestMalformedBytes:
+    @pytest.mark.parametrize(
+        ("method", "message"),
+        [
+            (GENERATE, "blockyard.v1.GenerateRequest"),
+            ("/blockyard.v1.Cluster/GetModel", "blockyard.v1.GetModelRequest"),
+            ("/blockyard.v1.Cluster/GetLedger", "blockyard.v1.GetLedgerRequest"),
+            ("/grpc.health.v1.Health/Check", "grpc.health.v1.HealthCheckRequest"),
+        ],
+    )
+    @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x02a"])
+    async def test_they_are_the_callers_mistake(
+        self, channel: Any, method: str, message: str, data: bytes
+    ) -> None:
+        error = await failure_of(channel.unary_unary(method)(data))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details() == f"request: not a valid {message} message"
+
+    async def test_text_that_is_not_utf8(self, channel: Any) -> None:
+        error = await failure_of(channel.unary_unary(GENERATE)(b"\x0a\x02\xff\xfe"))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    async def test_in_a_stream_too(self, channel: Any) -> None:
+        error = await failure_of(anext(aiter(channel.unary_stream(STREAM)(b"\xff"))))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+class TestLeaving:
+    @staticmethod
+    async def stream_of(dispatcher: Any) -> Any:
+        while not dispatcher.streams:
+            await asyncio.sleep(0)
+        return dispatcher.streams[0]
+
+    async def test_cancelling_a_stream_aborts(
+        self, generation: Any, dispatcher: Any, spell: Spell
+    ) -> None:
+        dispatcher.script = [spell("a"), "hang"]
+        call = generation.GenerateStream(pb.GenerateRequest(prompt="a"))
+        await call.read()
+        call.cancel()
+        await asyncio.wait_for(dispatcher.streams[0].aborted.wait(), 10)
+
+    async def test_leaving_before_the_first_byte_aborts(
+        self, generation: Any, dispatcher: Any
+    ) -> None:
+        dispatcher.script = ["hang"]
+        call = generation.GenerateStream(pb.GenerateRequest(prompt="a"))
+        reading = asyncio.ensure_future(call.read())
+        stream = await self.stream_of(dispatcher)
+        call.cancel()
+        await asyncio.wait_for(stream.aborted.wait(), 10)
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    async def test_a_vanished_connection_aborts(
+        self, address: str, dispatcher: Any, spell: Spell
+    ) -> None:
+        dispatcher.script = [spell("a"), "hang"]
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = stub_of(generation_pb2_grpc.GenerationStub, channel)
+            await stub.GenerateStream(pb.GenerateRequest(prompt="a")).read()
+        await asyncio.wait_for(dispatcher.streams[0].aborted.wait(), 10)
+
+    async def test_a_deadline_aborts_a_plain_call(self, generation: Any, dispatcher: Any) -> None:
+        dispatcher.script = ["hang"]
+        error = await failure_of(generation.Generate(pb.GenerateRequest(prompt="a"), timeout=0.05))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        for stream in dispatcher.streams:  # none when the deadline came before the request
+            await asyncio.wait_for(stream.aborted.wait(), 10)
+
+    async def test_a_reader_that_stops_reading_is_not_read_for(
+        self, generation: Any, dispatcher: Any, spell: Spell
+    ) -> None:
+        # More than a connection's window: the server must wait, and notice when it is over.
+        dispatcher.script = [*([spell("x" * 2000)] * 500), "hang"]
+        call = generation.GenerateStream(pb.GenerateRequest(prompt="a"))
+        await call.read()
+        call.cancel()
+        await asyncio.wait_for(dispatcher.streams[0].aborted.wait(), 10)
+
+    async def test_many_dropped_streams_are_all_aborted(
+        self, generation: Any, dispatcher: Any, spell: Spell
+    ) -> None:
+        dispatcher.script = [*([token] for token in spell("abcde")), "hang"]
+
+        async def drop(after: int) -> None:
+            call = generation.GenerateStream(pb.GenerateRequest(prompt="a"))
+            for _ in range(after):
+                await call.read()
+            call.cancel()
+
+        await asyncio.gather(*(drop(index % 6) for index in range(60)))
+        dispatcher.script = [spell("fine"), FinishReason.STOP]
+        assert (await generation.Generate(pb.GenerateRequest(prompt="a"))).text == "fine"
+        for stream in dispatcher.streams:
+            if not stream.ended:
+                await asyncio.wait_for(stream.aborted.wait(), 10)
+
+
+class TestCluster:
+    async def test_the_ledger_is_the_groups_own(self, cluster: Any, report: Any) -> None:
+        (group,) = (await cluster.GetLedger(cluster_pb2.GetLedgerRequest())).groups
+        for part in ("blocks", "slots", "requests"):
+            message, counts = getattr(group, part), getattr(report.ledger, part)
+            for field in message.DESCRIPTOR.fields:
+                assert getattr(message, field.name) == getattr(counts, field.name)
+        assert (group.block_size, group.step, group.preemptions) == (16, 77, 3)
+        assert (group.group_id, group.model) == ("group-0", "small")
+        assert (group.device, group.dtype, group.stalled_steps) == ("cpu", "float32", 0)
+
+    async def test_a_model_by_name_and_by_default(
+        self, cluster: Any, dispatcher: Any, tokenizer: ModelTokenizer
+    ) -> None:
+        model = await cluster.GetModel(cluster_pb2.GetModelRequest())
+        assert model == await cluster.GetModel(cluster_pb2.GetModelRequest(name="small"))
+        assert (model.name, model.architecture) == ("small", "LlamaForCausalLM")
+        assert (model.context_tokens, model.vocab_size) == (128, tokenizer.vocab_size)
+        assert list(model.eos_token_ids) == [0, 2]
+        assert (model.has_chat_template, model.block_size) == (True, 16)
+        dispatcher.books = ()
+        assert not (await cluster.GetModel(cluster_pb2.GetModelRequest())).HasField("block_size")
+
+    async def test_an_unknown_model(self, cluster: Any) -> None:
+        error = await failure_of(cluster.GetModel(cluster_pb2.GetModelRequest(name="nope")))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+
+
+class TestHealth:
+    @staticmethod
+    def check(channel: Any, service: str) -> Any:
+        return channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )(health_pb2.HealthCheckRequest(service=service))
+
+    @pytest.mark.parametrize("service", ["", "blockyard.v1.Generation", "blockyard.v1.Cluster"])
+    async def test_it_tells_whether_traffic_is_welcome(
+        self, channel: Any, dispatcher: Any, service: str
+    ) -> None:
+        states = health_pb2.HealthCheckResponse
+        assert (await self.check(channel, service)).status == states.SERVING
+        dispatcher.is_ready = False
+        assert (await self.check(channel, service)).status == states.NOT_SERVING
+
+    async def test_an_unknown_service(self, channel: Any) -> None:
+        error = await failure_of(self.check(channel, "nope"))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+
+    async def test_a_dispatcher_that_fails_is_not_serving(
+        self, channel: Any, dispatcher: Any
+    ) -> None:
+        async def ready() -> bool:
+            raise OSError("gone")
+
+        dispatcher.ready = ready
+        answer = await self.check(channel, "")
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+    @pytest.mark.parametrize("service", ["", "nope"])
+    async def test_watching_tells_each_change_once(
+        self, channel: Any, dispatcher: Any, service: str
+    ) -> None:
+        states = health_pb2.HealthCheckResponse
+        call = channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=states.FromString,
+        )(health_pb2.HealthCheckRequest(service=service))
+        if service == "nope":
+            assert (await call.read()).status == states.SERVICE_UNKNOWN
+        else:
+            assert (await call.read()).status == states.SERVING
+            dispatcher.is_ready = False
+            assert (await call.read()).status == states.NOT_SERVING
+        call.cancel()
+
+
+class TestReflection:
+    @pytest.mark.parametrize("version", ["v1", "v1alpha"])
+    async def test_services_and_their_files_are_found(self, channel: Any, version: str) -> None:
+        call = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )(
+            iter(
+                [
+                    reflection_pb2.ServerReflectionRequest(list_services=""),
+                    reflection_pb2.ServerReflectionRequest(
+                        file_containing_symbol="blockyard.v1.Generation"
+                    ),
+                ]
+            )
+        )
+        names = {entry.name for entry in (await call.read()).list_services_response.service}
+        assert {
+            "blockyard.v1.Generation",
+            "blockyard.v1.Cluster",
+            "grpc.health.v1.Health",
+        } <= names
+        (file, *_) = (await call.read()).file_descriptor_response.file_descriptor_proto
+        assert b"GenerateStream" in file
+
+
+class TestListening:
+    async def test_a_taken_port_is_told(
+        self, address: str, dispatcher: Any, tokenizers: dict[str, ModelTokenizer]
+    ) -> None:
+        second = GrpcFront(dispatcher, tokenizers)
+        with pytest.raises(OSError, match="is another server running there"):
+            await second.start(address)
+        await second.stop(None)
