@@ -1,9 +1,11 @@
 """Ranges in pyproject.toml, exact versions in constraints.txt and generated stubs agree."""
 
+import ast
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import distribution
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,24 @@ def test_stubs_ask_for_no_newer_library_than_is_declared() -> None:
         found = re.search(r"GENERATED_VERSION = '([\d.]+)'", stub.read_text(encoding="utf-8"))
         assert found is not None
         assert oldest["grpcio"] >= Version(found[1])
+
+
+def test_what_the_code_imports_is_declared() -> None:
+    """A package that only comes along with another may be gone with the next version of that."""
+    offered = packages_distributions()
+    known = {canonicalize_name(requirement.name) for requirement in declared("gpu")}
+    undeclared = set()
+    for folder in ("scheduler", "workers", "cuda", "cluster", "protos"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and node.module is not None:
+                    names = [node.module]
+                for top in {name.partition(".")[0] for name in names} - sys.stdlib_module_names:
+                    brought_by = {canonicalize_name(name) for name in offered.get(top, [top])}
+                    if top not in ("blockyard", "cupy", "cuda") and not brought_by & known:
+                        undeclared.add(f"{file.relative_to(ROOT)}: {top} of {brought_by}")
+    assert undeclared == set()
 
 
 def test_the_version_is_said_once_to_users_and_once_to_installers() -> None:
