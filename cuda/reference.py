@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from blockyard.cuda.backend import AttentionBatch
 
-__all__ = ["ReferenceBackend"]
+__all__ = ["ReferenceBackend", "ReferenceStep"]
 
 WORKSPACE_BYTES = 64 << 20
 """Most bytes of keys and values gathered at once, unless a single request needs more."""

@@ -87,7 +87,7 @@ def resolve_model(
                 WITNESS_MODEL, _RECIPE, write_witness_files, progress, verify
             )
         path = Path(name_or_path).expanduser()
-        if path.is_dir():
+        if name_or_path and path.is_dir():  # an empty path would mean the current directory
             return path.absolute()
         if not _REPOSITORY_NAME.fullmatch(name_or_path) or name_or_path.startswith("."):
             raise ModelUnavailable(

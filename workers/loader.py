@@ -52,6 +52,7 @@ def load_model(
     Raises:
         ModelFilesError: weights are missing or in a form that is not read.
         UnsupportedModel: the model needs something that cannot be served.
+        ValueError: no such dtype.
     """
     _refuse_weights(directory)
     config = _read_config(directory)
@@ -61,12 +62,13 @@ def load_model(
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     total = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     progress.stage(f"loading {directory.name}", total)
+    chosen = _resolve_dtype(dtype, config, device)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,
             attn_implementation=ATTENTION_NAME,
-            dtype=_resolve_dtype(dtype, config, device),
+            dtype=chosen,
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,

@@ -1,0 +1,101 @@
+"""Block attention in torch against the definition, computed in float64 from plain lists."""
+
+import numpy as np
+import pytest
+import torch
+
+from blockyard.cuda import reference
+from blockyard.cuda.backend import AttentionBatch
+from blockyard.cuda.reference import ReferenceBackend
+
+DIM = 8
+SCALE = 0.37
+
+
+def _naive(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
+) -> torch.Tensor:
+    """`[tokens, heads, dim]` against `[positions, kv heads, dim]`, one query at a time."""
+    sharing = queries.shape[1] // keys.shape[1]
+    output = torch.zeros_like(queries, dtype=torch.float64)
+    for token in range(queries.shape[0]):
+        seen = start + token + 1
+        for head in range(queries.shape[1]):
+            scores = keys[:seen, head // sharing].double() @ queries[token, head].double() * SCALE
+            weights = torch.softmax(scores, dim=0)
+            output[token, head] = weights @ values[:seen, head // sharing].double()
+    return output
+
+
+def _check(
+    starts: list[int], counts: list[int], heads: int, kv_heads: int, block_size: int
+) -> None:
+    torch.manual_seed(len(starts))
+    lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+    keys = [torch.randn(length, kv_heads, DIM) for length in lengths]
+    values = [torch.randn(length, kv_heads, DIM) for length in lengths]
+    blocks = [-(-length // block_size) for length in lengths]
+    order = torch.randperm(sum(blocks) + 3).tolist()
+    pool = torch.full((len(order), 2, 2, kv_heads, block_size, DIM), float("nan"))
+    layer = pool[:, 1]  # strided like a layer of a larger pool
+    tables = np.full((len(starts), max(blocks)), order.pop(), dtype=np.int32)
+    slots: list[int] = []
+    for row, length in enumerate(lengths):
+        for index in range(blocks[row]):
+            tables[row, index] = order.pop()
+        for position in range(length):
+            block, offset = int(tables[row, position // block_size]), position % block_size
+            if position < starts[row]:
+                layer[block, 0, :, offset] = keys[row][position]
+                layer[block, 1, :, offset] = values[row][position]
+            else:
+                slots.append(block * block_size + offset)
+    batch = AttentionBatch(
+        counts=np.array(counts, dtype=np.int32),
+        lengths=np.array(lengths, dtype=np.int32),
+        block_tables=torch.from_numpy(tables),
+        slots=torch.tensor(slots),
+        block_size=block_size,
+    )
+    queries = torch.randn(sum(counts), heads, DIM)
+    step = ReferenceBackend().begin(batch)
+    step.write(
+        layer,
+        torch.cat([k[start:] for k, start in zip(keys, starts, strict=True)]),
+        torch.cat([v[start:] for v, start in zip(values, starts, strict=True)]),
+    )
+    output = step.attend(layer, queries, SCALE)
+    parts: list[torch.Tensor] = list(torch.split(queries, counts))
+    expected = torch.cat(
+        [_naive(parts[i], keys[i], values[i], starts[i]) for i in range(len(starts))]
+    )
+    torch.testing.assert_close(output.double(), expected, atol=2e-6, rtol=1e-5)
+    assert torch.isnan(pool[:, 0]).all(), "another layer was written to"
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
+def test_mixed_step(block_size: int, heads: int, kv_heads: int) -> None:
+    _check(
+        starts=[0, 40, 17, 0, 31, 15, 3],
+        counts=[9, 1, 5, 1, 1, 1, 30],
+        heads=heads,
+        kv_heads=kv_heads,
+        block_size=block_size,
+    )
+
+
+def test_many_decodes_of_any_length() -> None:
+    _check(starts=list(range(0, 60, 3)), counts=[1] * 20, heads=4, kv_heads=2, block_size=4)
+
+
+def test_small_workspace_and_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "WORKSPACE_BYTES", 2 * 2 * DIM * 4 * 50)  # 50 tokens
+    monkeypatch.setattr(reference, "TILE_TOKENS", 4)
+    _check(
+        starts=[20, 21, 20, 19, 64, 0, 5],
+        counts=[1, 1, 1, 1, 1, 11, 8],
+        heads=4,
+        kv_heads=2,
+        block_size=4,
+    )

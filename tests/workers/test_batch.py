@@ -1,0 +1,140 @@
+"""Plans into tensors, and the contradictions that are refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blockyard.scheduler.plan import Admission, BlockGrant, StepPlan
+from blockyard.scheduler.sampling import SamplingParams
+from blockyard.workers.batch import BatchBuilder, FlatBatch, PlanError
+
+FIRST = StepPlan(
+    step=1,
+    forgotten=(),
+    admitted=(Admission(7, SamplingParams(seed=1), 6), Admission(8, SamplingParams(seed=2), 2)),
+    grants=(BlockGrant(7, (5, 2)), BlockGrant(8, (9,))),
+    handles=(7, 8),
+    starts=(0, 0),
+    counts=(6, 2),
+    samples=(False, True),
+    token_ids=(10, 11, 12, 13, 14, 15, 20, 21),
+)
+SECOND = StepPlan(
+    step=2,
+    forgotten=(),
+    admitted=(),
+    grants=(BlockGrant(7, (0,)),),
+    handles=(8, 7),
+    starts=(2, 6),
+    counts=(1, 3),
+    samples=(True, True),
+    token_ids=(22, 16, 17, 18),
+)
+
+
+def _builder() -> BatchBuilder:
+    return BatchBuilder(num_blocks=10, block_size=4, vocab_size=30, device=torch.device("cpu"))
+
+
+def _apply(builder: BatchBuilder, plan: StepPlan) -> FlatBatch:
+    batch = builder.apply(plan)
+    assert batch is not None
+    return batch
+
+
+def test_first_step() -> None:
+    batch = _apply(_builder(), FIRST)
+    assert batch.input_ids.tolist() == list(FIRST.token_ids)
+    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert batch.attention.slots.tolist() == [20, 21, 22, 23, 8, 9, 36, 37]
+    assert batch.attention.counts.tolist() == [6, 2]
+    assert batch.attention.lengths.tolist() == [6, 2]
+    assert batch.attention.block_tables[0].tolist() == [5, 2]
+    assert batch.attention.block_tables[1, 0] == 9
+    assert batch.sample_tokens.tolist() == [7]
+    assert batch.sample_handles == (8,)
+    (row,) = batch.sample_rows
+    assert (row.sampling.seed, row.position, row.produced) == (2, 2, 0)
+
+
+def test_second_step_speaks_in_differences() -> None:
+    builder = _builder()
+    _apply(builder, FIRST)
+    batch = _apply(builder, SECOND)
+    assert batch.positions.tolist() == [2, 6, 7, 8]
+    assert batch.attention.slots.tolist() == [38, 10, 11, 0]
+    assert batch.attention.lengths.tolist() == [3, 9]
+    assert batch.attention.block_tables[1].tolist() == [5, 2, 0]
+    assert batch.sample_tokens.tolist() == [0, 3]
+    assert [(row.position, row.produced) for row in batch.sample_rows] == [(3, 1), (9, 3)]
+
+
+def test_readmission_under_a_new_handle() -> None:
+    builder = _builder()
+    _apply(builder, FIRST)
+    plan = replace(
+        SECOND,
+        forgotten=(7,),
+        admitted=(Admission(9, SamplingParams(seed=1), 6),),
+        grants=(BlockGrant(9, (1,)),),
+        handles=(9,),
+        starts=(0,),
+        counts=(4,),
+        samples=(False,),
+        token_ids=(10, 11, 12, 13),
+    )
+    assert _apply(builder, plan).attention.slots.tolist() == [4, 5, 6, 7]
+
+
+def test_tables_grow() -> None:
+    builder = BatchBuilder(num_blocks=600, block_size=1, vocab_size=30, device=torch.device("cpu"))
+    plan = replace(
+        FIRST,
+        admitted=(Admission(7, SamplingParams(), 1),),
+        grants=tuple(BlockGrant(7, tuple(range(i, i + 5))) for i in range(0, 500, 5)),
+        handles=(7,),
+        starts=(0,),
+        counts=(500,),
+        samples=(True,),
+        token_ids=(1,) * 500,
+    )
+    assert _apply(builder, plan).attention.slots.tolist() == list(range(500))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": 1}, "step 1 comes after step 1"),
+        ({"forgotten": (3,)}, "forgets handle 3, which is not known"),
+        ({"forgotten": (7,)}, "names handle 7, which is not known"),
+        ({"admitted": FIRST.admitted[:1]}, "admits handle 7 a second time"),
+        ({"grants": (BlockGrant(3, (1,)),)}, "names handle 3, which is not known"),
+        ({"grants": (BlockGrant(7, (10,)),)}, "grants block 10 to handle 7; the pool has 10"),
+        ({"grants": (BlockGrant(7, (-1,)),)}, "grants block -1 to handle 7"),
+        ({"grants": ()}, r"computes positions 6..8 of handle 7, whose blocks hold 8"),
+        ({"starts": (2, 5)}, "handle 7 from position 5, but 6 tokens are written"),
+        ({"handles": (8, 3)}, "names handle 3, which is not known"),
+        ({"token_ids": (22, 16, 17, 30)}, r"a token id outside 0..29"),
+        ({"token_ids": (22, 16, 17, -1)}, r"a token id outside 0..29"),
+    ],
+)
+def test_contradictions(change: dict[str, object], message: str) -> None:
+    builder = _builder()
+    _apply(builder, FIRST)
+    with pytest.raises(PlanError, match=message):
+        builder.apply(replace(SECOND, **change))  # type: ignore[arg-type]
+
+
+def test_columns_that_disagree() -> None:
+    with pytest.raises(AssertionError, match="counts add up to 8"):
+        _builder().apply(replace(FIRST, token_ids=(1,)))
+
+
+def test_nothing_to_compute() -> None:
+    builder = _builder()
+    _apply(builder, FIRST)
+    idle = StepPlan(2, (7, 8), (), (), (), (), (), (), ())
+    assert builder.apply(idle) is None
+    with pytest.raises(PlanError, match="names handle 7"):
+        builder.apply(replace(SECOND, step=3))

