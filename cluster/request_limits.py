@@ -5,6 +5,7 @@ characters for stop strings and names, tokens for contexts.
 """
 
 import re
+from collections.abc import Sequence
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -74,7 +75,7 @@ def check_role(field: str, role: str) -> None:
         )
 
 
-def check_stops(stops: tuple[str, ...]) -> None:
+def check_stops(stops: Sequence[str]) -> None:
     """Refuse too many stop strings, and empty or over-long ones."""
     if len(stops) > MAX_STOPS:
         raise invalid("sampling.stop", f"has {len(stops):,} strings; at most {MAX_STOPS} are taken")

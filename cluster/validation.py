@@ -67,8 +67,7 @@ async def prepare_request(
     check_known_fields("request", request)
     check_request_id(request.request_id)
     _check_not_served(request.sampling)
-    stops = tuple(request.sampling.stop)
-    check_stops(stops)
+    check_stops(request.sampling.stop)
     # Parameters are checked before the prompt: they cost nothing, tokenising may.
     sampling = _sampling(request.sampling, model)
     field, prompt = await _prompt(request, model, tokenizer)
@@ -82,7 +81,7 @@ async def prepare_request(
             sampling=sampling,
             priority=request.sampling.priority,
         ),
-        GenerationOptions(request.request_id or own_id, model.name, stops),
+        GenerationOptions(request.request_id or own_id, model.name, tuple(request.sampling.stop)),
     )
 
 
@@ -136,13 +135,13 @@ async def _prompt(
 
 
 def _token_ids(ids: Sequence[int], context_tokens: int, vocab_size: int) -> tuple[int, ...]:
-    if len(ids) < context_tokens:  # longer ones are refused for their length
-        for index, token_id in enumerate(ids):
-            if not 0 <= token_id < vocab_size:
-                raise invalid(
-                    f"tokens.ids[{index}]",
-                    f"is {token_id}; this model's token ids are 0 to {vocab_size - 1}",
-                )
+    _check_prompt_length("tokens.ids", len(ids), context_tokens)
+    for index, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise invalid(
+                f"tokens.ids[{index}]",
+                f"is {token_id}; this model's token ids are 0 to {vocab_size - 1}",
+            )
     return tuple(ids)
 
 
@@ -178,16 +177,20 @@ async def _run(num_bytes: int, encode: Callable[[], tuple[int, ...]]) -> tuple[i
     return encode() if num_bytes <= _QUICK_TEXT_BYTES else await asyncio.to_thread(encode)
 
 
-def _check_fit(field: str, num_prompt: int, sampling: SamplingParams, context_tokens: int) -> None:
+def _check_prompt_length(field: str, num_prompt: int, context_tokens: int) -> None:
     if num_prompt == 0:
         raise invalid(field, "is empty; give at least one token")
-    room = context_tokens - num_prompt
-    if room < 1:
+    if num_prompt >= context_tokens:
         raise invalid(
             field,
             f"has {num_prompt:,} tokens; the context holds {context_tokens:,}, and at least one "
             "is needed for the answer",
         )
+
+
+def _check_fit(field: str, num_prompt: int, sampling: SamplingParams, context_tokens: int) -> None:
+    _check_prompt_length(field, num_prompt, context_tokens)
+    room = context_tokens - num_prompt
     for name, wanted in (
         ("max_tokens", sampling.max_tokens or 0),
         ("min_tokens", sampling.min_tokens),

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from blockyard.cluster.api_error import ApiCode, ApiError
 from blockyard.cluster.request_limits import text_limit_bytes
@@ -187,6 +189,69 @@ class TestRefusals:
                     pb.GenerateRequest(tokens=pb.TokenIds(ids=[last + 1])), padded, tokenizer
                 )
             )
+
+
+SAMPLING = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_tokens": st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 130),
+        "temperature": st.floats(),
+        "top_p": st.floats() | st.floats(0, 1),
+        "top_k": st.integers(-(2**63), 2**63 - 1),
+        "seed": st.integers(0, 2**64 - 1),
+        "min_tokens": st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 130),
+        "stop": st.lists(st.text(max_size=3), max_size=18),
+        "ignore_eos": st.booleans(),
+        "n": st.integers(-1, 2),
+        "priority": st.integers(-(2**31), 2**31 - 1),
+    },
+)
+INPUTS = st.one_of(
+    st.builds(lambda text: {"prompt": text}, st.text(max_size=40)),
+    st.builds(
+        lambda ids: {"tokens": pb.TokenIds(ids=ids)},
+        st.lists(st.integers(-1, 400), max_size=140) | st.lists(st.integers(0, 9), max_size=5),
+    ),
+    st.builds(
+        lambda pairs: {
+            "chat": pb.ChatMessages(
+                messages=[pb.ChatMessage(role=role, content=text) for role, text in pairs]
+            )
+        },
+        st.lists(
+            st.tuples(
+                st.sampled_from(["user", "system", "assistant", "a b"]),
+                st.text(max_size=20) | st.sampled_from(["<|im_end|>", "\ue0000:0\ue001"]),
+            ),
+            max_size=4,
+        ),
+    ),
+)
+
+
+class TestAnything:
+    @given(inputs=INPUTS, sampling=SAMPLING)
+    @settings(max_examples=300, deadline=None)
+    def test_a_request_is_refused_by_field_or_can_be_served(
+        self,
+        description: ModelDescription,
+        tokenizer: ModelTokenizer,
+        inputs: dict[str, Any],
+        sampling: dict[str, Any],
+    ) -> None:
+        request = pb.GenerateRequest(**inputs, sampling=pb.SamplingParameters(**sampling))
+        # Values are as good after a journey as before.
+        request = pb.GenerateRequest.FromString(request.SerializeToString())
+        try:
+            spec = asyncio.run(prepare_request(request, description, tokenizer)).spec
+        except ApiError as error:
+            assert error.code is ApiCode.INVALID_ARGUMENT
+            assert error.field and error.message
+            return
+        prompt, wanted = spec.prompt_token_ids, spec.sampling.max_tokens or 1
+        assert 1 <= len(prompt) <= 128 - max(wanted, spec.sampling.min_tokens)
+        assert all(0 <= token < tokenizer.vocab_size for token in prompt)
+        assert math.isfinite(spec.sampling.temperature)
 
 
 class TestLargeTexts:
