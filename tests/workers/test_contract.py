@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -197,3 +198,18 @@ def test_load_reports_progress_and_dtype(
     assert "Loading weights" not in capfd.readouterr().err
     with pytest.raises(ValueError, match="dtype is 'int3'"):
         load_model(tiny_dir, CPU, "int3", 512, progress)
+
+
+def test_incomplete_and_broken_weights_are_refused(
+    tiny_dir: Path, tmp_path: Path, progress: Any
+) -> None:
+    shutil.copy(tiny_dir / "config.json", tmp_path)
+    tensors = load_file(tiny_dir / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelFilesError, match=r"lacks 1 .*layers.1.mlp.up_proj.weight"):
+        load_model(tmp_path, CPU, "auto", 128, progress)
+    whole = (tiny_dir / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(ModelFilesError, match="cannot be read"):
+        load_model(tmp_path, CPU, "auto", 128, progress)
