@@ -59,6 +59,7 @@ class Rig:
             worker.load()
             worker.allocate(self.num_blocks)
         self.in_flight: tuple[StepPlan, StepResult] | None = None
+        self.planned_nothing = False
         self.unacknowledged: list[int] = []
         self.acknowledged = 0
         self.tables: dict[int, list[int]] = {}
@@ -96,8 +97,10 @@ class Rig:
         fenced = self.scheduler.ledger().blocks.fenced
         if plan is None:
             assert fenced or not self.live(), "work waits, nothing is fenced, nothing is planned"
+            self.planned_nothing = True
             return False
         self._hold_against_laws(plan, fenced)
+        self.planned_nothing = False
         results = [worker.execute(plan) for worker in self.workers]
         assert len({result.token_ids for result in results}) == 1
         self.in_flight = (plan, results[0])
@@ -133,7 +136,8 @@ class Rig:
         for grant in plan.grants:
             name = self.names[grant.handle]
             assert all(self.urgency(name) < self.urgency(other) for other in held_up)
-        victims = [name for name in losers if name in self.live()]
+        # Who lost a place while nothing could be planned is told of only now, and may be back.
+        victims = [name for name in losers if name in self.live() and not self.planned_nothing]
         for victim in victims:
             assert all(self.urgency(row) < self.urgency(victim) for row in rows)
         assert len(plan.token_ids) <= self.max_step_tokens

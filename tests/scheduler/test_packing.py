@@ -56,6 +56,21 @@ def test_nobody_yields_to_what_still_would_not_fit(make_rig: Make, prompt_of: Ma
     rig.finish()
 
 
+def test_nobody_yields_for_blocks_that_another_prompt_needs(
+    make_rig: Make, prompt_of: Make
+) -> None:
+    rig = make_rig(num_blocks=12, max_running=2, max_step_tokens=10)
+    rig.submit("low", prompt_of(8), max_tokens=4)
+    rig.step()
+    rig.submit("long", prompt_of(36), max_tokens=2, priority=1)
+    rig.step()
+    # 7 blocks are free and 2 are the low one's, but 6 or 7 of them go to the rest of the prompt.
+    rig.submit("big", prompt_of(32), max_tokens=2, priority=1)
+    rig.step()
+    assert rig.scheduler.ledger().preemptions == 0
+    rig.finish()
+
+
 def test_a_lower_priority_does_not_pass_a_higher_one(make_rig: Make, prompt_of: Make) -> None:
     rig = make_rig(num_blocks=32, max_step_tokens=64)
     rig.submit("first", prompt_of(76), max_tokens=5, priority=1)

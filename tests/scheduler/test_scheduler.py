@@ -180,6 +180,20 @@ def test_nothing_is_planned_behind_a_closed_fence_and_that_is_no_stall() -> None
     assert planned(scheduler).token_ids == (0, 1, 2)
 
 
+def test_alone_a_request_starts_with_what_is_free_while_fences_are_closed() -> None:
+    scheduler = make(num_blocks=3)
+    scheduler.submit(spec("a", 8, max_tokens=1), 0.0)
+    plan = planned(scheduler)
+    committed(scheduler, plan, 9, acknowledge=False)
+    scheduler.submit(spec("b", 12, max_tokens=1), 0.0)
+    part = planned(scheduler)
+    assert (part.counts, part.samples) == ((4,), (False,))
+    committed(scheduler, part, acknowledge=False)
+    assert scheduler.plan(0.0) is None
+    scheduler.acknowledge(plan.step)
+    assert planned(scheduler).counts == (8,)
+
+
 def test_nobody_is_preempted_for_what_a_fence_will_give() -> None:
     scheduler = make(num_blocks=5)
     for name in ("a", "b", "c"):
@@ -198,21 +212,27 @@ def test_nobody_is_preempted_for_what_a_fence_will_give() -> None:
 def test_a_parked_request_recomputes_all_it_knew() -> None:
     scheduler = make(num_blocks=4)
     scheduler.submit(spec("old", 7, max_tokens=10), 0.0)
-    scheduler.submit(spec("young", 6, max_tokens=9), 0.0)
+    scheduler.submit(spec("young", 3, max_tokens=9), 0.0)
     tokens: dict[str, list[int]] = {"old": [], "young": []}
     back: StepPlan | None = None
     for step in range(40):
-        plan = scheduler.plan(0.0)
+        plan = scheduler.plan(float(step))
         if plan is None:
             break
         if step and plan.admitted:
             back = plan
-            expected = (*range(6), *tokens["young"])
-        for update in committed(scheduler, plan, *range(step * 2, step * 2 + sum(plan.samples))):
+            expected = (*range(3), *tokens["young"])
+        sampled = range(step * 2, step * 2 + sum(plan.samples))
+        for update in committed(scheduler, plan, *sampled, now=step + 0.5):
             tokens[update.request_id].extend(update.token_ids)
-    assert back is not None and back.admitted[0].prompt_tokens == 6
-    assert back.token_ids[-len(expected) :] == expected
+            if update.request_id == "young" and update.timings is not None:
+                timings = update.timings
+                ended_at = step + 0.5
+    assert back is not None and back.admitted[0].prompt_tokens == 3
+    assert len(expected) > 3 and back.token_ids[-len(expected) :] == expected
     assert len(tokens["old"]) == 10 and len(tokens["young"]) == 9
+    # It started with the first step and was preempted while decoding.
+    assert timings == Timings(0.0, 0.5, ended_at - 0.5, preemptions=1)
 
 
 def test_calls_out_of_order_are_refused() -> None:
