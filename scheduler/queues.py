@@ -86,7 +86,7 @@ class WaitingQueue:
 
     def check(self) -> None:
         """Prove that each member is queued once, in a state that waits, and counted right."""
-        entries = [id(entry[2]) for entry in self._heap]
+        entries = {id(entry[2]) for entry in self._heap}
         for request in self._members.values():
             # An entry more than one can only be a stale one of the same request; it is skipped
             # as soon as the request is taken out, so only absence is a fault.
