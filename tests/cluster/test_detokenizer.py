@@ -2,7 +2,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -161,11 +161,13 @@ class TestStops:
         assert detokenizer.flush().stopped
 
     @given(
-        text=st.text("ab c", max_size=30),
-        stops=st.lists(st.text("ab c", min_size=1, max_size=6), max_size=4),
+        text=st.text("ab", max_size=30),
+        stops=st.lists(st.text("ab", min_size=1, max_size=6), max_size=4),
         cuts=st.lists(st.integers(0, 30), max_size=6),
     )
     @settings(max_examples=300)
+    @example(text="aaab", stops=["aab"], cuts=[2])
+    @example(text="ababac", stops=["abac"], cuts=[])
     def test_the_same_as_searching_the_whole_text(
         self, text: str, stops: list[str], cuts: list[int]
     ) -> None:
