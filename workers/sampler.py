@@ -144,7 +144,9 @@ def _keep_likely(scores: torch.Tensor, sampling: list[SamplingParams]) -> torch.
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
     top_p = _float64([params.top_p for params in sampling], device)
-    outside = (before >= top_p[:, None]) & (top_p[:, None] < 1.0) & (ranks > 0)
+    # Rounding may carry the sum to 1 early, so 1 is not compared with: it keeps all. The first
+    # has exactly 0 before it and always stays.
+    outside = (before >= top_p[:, None]) & (top_p[:, None] < 1.0)
     ordered = ordered.masked_fill(outside, float("-inf"))
     return torch.empty_like(scores).scatter(1, order, ordered)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from blockyard.cuda import reference
 from blockyard.cuda.backend import AttentionBatch
@@ -87,6 +88,11 @@ def test_mixed_step(block_size: int, heads: int, kv_heads: int) -> None:
 
 def test_many_decodes_of_any_length() -> None:
     _check(starts=list(range(0, 60, 3)), counts=[1] * 20, heads=4, kv_heads=2, block_size=4)
+
+
+def test_stale_values_are_silenced_whatever_kernel_torch_takes() -> None:
+    with sdpa_kernel(SDPBackend.MATH):  # the plain formula, where 0 times NaN is NaN
+        _check(starts=[5, 6, 9, 0], counts=[1, 1, 1, 7], heads=4, kv_heads=2, block_size=4)
 
 
 def test_small_workspace_and_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
