@@ -85,6 +85,15 @@ class TestResolving:
         )
         assert prepare(request).spec.sampling.max_tokens == 28
 
+    @pytest.mark.parametrize("name", ["max_tokens", "min_tokens"])
+    def test_one_token_more_is_refused_with_the_numbers(self, prepare: Prepare, name: str) -> None:
+        request = pb.GenerateRequest(tokens=pb.TokenIds(ids=[5] * 100))
+        setattr(request.sampling, name, 29)
+        error = refusal_of(prepare, request)
+        assert error.field == f"sampling.{name}"
+        for number in ("29", "128", "100", "28"):
+            assert number in error.message
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
