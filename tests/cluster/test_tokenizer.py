@@ -219,3 +219,18 @@ class TestDefaultModel:
         ids = smollm.encode_prompt(text)
         decoder = smollm.decoder()
         assert "".join(map(decoder.push, ids)) + decoder.flush() == smollm.decode(ids) == text
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("text", ["What is 2 + 2?", "Naïve 😀 한글 e\u0301\n\tx", "", "  lead"])
+    def test_the_same_tokens_as_transformers(
+        self, smollm: ModelTokenizer, default_model_dir: Path, text: str
+    ) -> None:
+        from transformers import AutoTokenizer
+
+        reference: Any = AutoTokenizer.from_pretrained(default_model_dir)
+        assert smollm.encode_prompt(text) == tuple(reference(text)["input_ids"])
+        chat = [user(text), {"role": "assistant", "content": "ok"}, user("more")]
+        expected = reference.apply_chat_template(
+            chat, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+        assert smollm.encode_chat(chat) == tuple(expected["input_ids"])
