@@ -63,9 +63,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledTokens:
     for begin in range(0, len(drawn), _DRAWN_ROWS):
         part = drawn[begin : begin + _DRAWN_ROWS]
         index = torch.tensor(part, device=logits.device)
-        # Rows that failed go through as zeros: their token is thrown away.
-        usable = torch.where(good[index, None], scores[index], 0.0)
-        choices = choices.index_copy(0, index, _draw(usable, [rows[i] for i in part]))
+        choices = choices.index_copy(0, index, _draw(scores[index], [rows[i] for i in part]))
     answer = torch.stack((choices, good.long())).tolist()  # one transfer from the device
     failed = tuple(row for row, fine in enumerate(answer[1]) if not fine)
     return SampledTokens(tuple(answer[0]), failed)

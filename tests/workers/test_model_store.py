@@ -14,9 +14,15 @@ BUILD_IN_CHILD = """
 import os, sys
 from pathlib import Path
 from blockyard.workers.model_store import ModelStore
-from blockyard.workers.progress import SilentProgress
 
 root, how = Path(sys.argv[1]), sys.argv[2]
+
+class Loud:
+    def stage(self, name, total_bytes):
+        print(name, flush=True)
+
+    def advance(self, num_bytes):
+        pass
 
 def build(folder):
     (folder / "one.bin").write_bytes(b"1" * 1000)
@@ -29,7 +35,7 @@ def build(folder):
         sys.stdin.readline()
     (folder / "two.bin").write_bytes(b"2" * 1000)
 
-print(ModelStore(root).find_or_build("m", "1", build, SilentProgress()))
+print(ModelStore(root).find_or_build("m", "1", build, Loud()))
 """
 
 
@@ -104,9 +110,12 @@ def test_two_processes_build_once(tmp_path: Path) -> None:
         assert first.stdout is not None
         assert first.stdout.readline() == "building\n"
         with _child(tmp_path, "go") as second:
+            assert second.stdout is not None
+            waits = second.stdout.readline()
             answer, _ = first.communicate("\n")
-            assert answer.strip() == str(tmp_path / "m")
-            assert second.communicate()[0].strip() == str(tmp_path / "m")
+            assert answer.splitlines()[-1] == str(tmp_path / "m")
+            assert second.communicate()[0].splitlines() == [str(tmp_path / "m")]
+    assert waits == "waiting for another process that prepares m\n"
     assert (tmp_path / "builds").read_text() == "x"
 
 
