@@ -48,6 +48,7 @@ class CentralScheduler:
         self._ingresses: set[Connection[ToCentral]] = set()
         self._listener: Listener | None = None
         self._draining = False
+        self._closing = False
         self._changed = asyncio.Condition()
 
     async def start(self, host: str) -> None:
@@ -67,7 +68,11 @@ class CentralScheduler:
         return tuple(self._members)
 
     async def close(self) -> None:
-        """Stop listening and drop every connection."""
+        """Stop listening and drop every connection.
+
+        Ingresses are not told that the groups have left: they have not, and go on without us.
+        """
+        self._closing = True
         if self._listener is not None:
             await self._listener.close()
 
@@ -154,6 +159,8 @@ class CentralScheduler:
         return Groups(identities, self._draining)
 
     def _tell_ingresses(self) -> None:
+        if self._closing:
+            return
         groups = self._groups()
         for ingress in self._ingresses:
             ingress.post(groups)

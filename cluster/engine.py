@@ -82,6 +82,11 @@ class Engine:
         """Why the group is gone, or None while it lives."""
         return self._lost
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that are live."""
+        return self._scheduler.num_requests
+
     def submit(self, spec: RequestSpec) -> None:
         """Queue a request.
 

@@ -168,7 +168,6 @@ class EngineLink:
         """Hang up; the engine frees whatever ran for this ingress."""
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
-        await self._connection.close()
 
     async def _read(self) -> None:
         try:
@@ -193,6 +192,7 @@ class EngineLink:
             logger.warning("engine %s spoke out of turn: %s", self.identity.group_id, error)
         finally:
             self._end()
+            await self._connection.close()
 
     def _take(self, update: RequestUpdate) -> None:
         stream = self._streams.get(update.request_id)

@@ -1,8 +1,9 @@
 """The ingress's way to the engines: binds by the central scheduler, streams from engines directly.
 
 Implements `dispatch.Dispatcher`. Keeps a list of groups that the central scheduler sends on every
-change; while that process is down, it binds by itself to the group with the fewest of its own
-requests. Knows no gRPC and no Ray: how to find the central scheduler is passed in.
+change; while that process is down, or new and still without groups, it binds by itself to the
+group with the fewest of its own requests. Knows no gRPC and no Ray: how to find the central
+scheduler is passed in.
 """
 
 import asyncio
@@ -55,6 +56,16 @@ class ClusterDispatcher:
     def models(self) -> tuple[ModelDescription, ...]:
         """Models that can be asked for; the first is the default."""
         return self._models
+
+    @property
+    def group_ids(self) -> tuple[str, ...]:
+        """Groups it knows of."""
+        return tuple(self._groups)
+
+    @property
+    def linked(self) -> bool:
+        """Whether the central scheduler is there."""
+        return self._central is not None
 
     async def ready(self) -> bool:
         """Whether traffic is welcome: not draining, and a group for each model is reachable."""
@@ -116,7 +127,7 @@ class ClusterDispatcher:
             while (message := await connection.receive()) is not None:
                 match message:
                     case Groups(identities, draining):
-                        self._groups = {identity.group_id: identity for identity in identities}
+                        self._take_groups(identities)
                         self._draining = draining
                     case Bound(ticket, group_id):
                         answer = self._bindings.get(ticket)
@@ -135,6 +146,23 @@ class ClusterDispatcher:
                     answer.cancel()
             await connection.close()
 
+    def _take_groups(self, identities: tuple[GroupIdentity, ...]) -> None:
+        """Believe the list, but keep a group whose engine still holds its connection to us.
+
+        A restarted central scheduler learns of the groups only as their engines find it again.
+        """
+        told = {identity.group_id: identity for identity in identities}
+        linked = {
+            group_id: link.identity
+            for group_id, link in self._links.items()
+            if link.open and group_id not in told
+        }
+        self._groups = told | linked
+        self._links = {
+            group_id: self._links[group_id]
+            for group_id in self._links.keys() & (told.keys() | linked.keys())
+        }
+
     async def _bind(self, model: str, spec: RequestSpec) -> str:
         if self._central is None:
             return self._bind_alone(model)
@@ -148,6 +176,9 @@ class ClusterDispatcher:
         finally:
             del self._bindings[ticket]
         if not answer.done() or answer.cancelled():
+            return self._bind_alone(model)
+        refusal = answer.exception()
+        if isinstance(refusal, RequestRefused) and refusal.code is RefusalCode.UNAVAILABLE:
             return self._bind_alone(model)
         return answer.result()
 

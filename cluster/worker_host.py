@@ -4,6 +4,7 @@ Blocking sockets on purpose: an idle worker sleeps in `recv`. Everything the exe
 in that one thread, so that torch keeps a single pool of helper threads. Knows no Ray.
 """
 
+import contextlib
 import logging
 import socket
 import threading
@@ -73,7 +74,8 @@ class WorkerHost:
         self._closed.set()
         if self._listener is not None:
             # shutdown() wakes the accept() that the thread may be sleeping in; close() would not.
-            self._listener.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # a lost rank has closed it already
+                self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
         self._thread.shutdown(wait=False)
 
