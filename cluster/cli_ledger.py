@@ -43,7 +43,7 @@ def ledger_object(response: Any) -> dict[str, object]:
 
 
 def show_ledger(response: Any) -> None:
-    """Print a `LedgerResponse` as a table, one row for each group."""
+    """Print a `LedgerResponse` as a table: a row for each count, a column for each group."""
     from rich.console import Console
     from rich.table import Table
 
@@ -51,24 +51,24 @@ def show_ledger(response: Any) -> None:
     if not response.groups:
         console.print("no groups are up")
         return
-    table = Table(title="blocks, token slots and requests of each group")
-    table.add_column("group", no_wrap=True)
+    table = Table(title="where every block and token slot is", title_justify="left")
+    table.add_column("")
+    for group in response.groups:
+        table.add_column(group.group_id, justify="right")
     for part in ("blocks", "slots", "requests"):
         for field in getattr(response.groups[0], part).DESCRIPTOR.fields:
-            table.add_column(field.name.replace("_", " "), justify="right")
-    table.add_column("preemptions", justify="right")
-    for group in response.groups:
-        counts = [
-            f"{value:,}"
-            for part in (group.blocks, group.slots, group.requests)
-            for value in _fields(part).values()
-        ]
-        table.add_row(group.group_id, *counts, f"{group.preemptions:,}")
+            counts = [getattr(getattr(group, part), field.name) for group in response.groups]
+            table.add_row(
+                f"{part}: {field.name.replace('_', ' ')}", *(f"{count:,}" for count in counts)
+            )
+        table.add_section()
+    table.add_row("steps", *(f"{group.step:,}" for group in response.groups))
+    table.add_row("preemptions", *(f"{group.preemptions:,}" for group in response.groups))
     console.print(table)
     for group in response.groups:
         console.print(
             f"{group.group_id}: {group.model} on {group.device} in {group.dtype}, "
-            f"{group.block_size} token slots in a block, step {group.step:,}",
+            f"{group.block_size} token slots in a block",
             highlight=False,
         )
 

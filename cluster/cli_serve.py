@@ -204,7 +204,7 @@ def _running(config: "ServeConfig", ray_address: str | None) -> "Iterator[Deploy
         try:
             with ray_cluster(ray_address):
                 signal.signal(signal.SIGTERM, _exit_cleanly)  # Ray has put its own in place
-                with deploy(config, progress.stage) as deployment:
+                with deploy(config, progress.stage, ray_address is None) as deployment:
                     progress.close()
                     yield deployment
                     progress.stage("stopping")

@@ -6,6 +6,7 @@ an observer; nothing here prints.
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,13 @@ _SERVICERS = (
 )
 
 
+_TALKATIVE_LOGGERS = (
+    "ray._private.authentication.authentication_token_setup",
+    "ray.serve",
+)
+"""They tell a user of `blockyard serve` what is none of their concern."""
+
+
 class StartFailed(Exception):
     """The deployment did not come up; the message says why and what to do."""
 
@@ -40,6 +48,8 @@ class StartFailed(Exception):
 @contextmanager
 def ray_cluster(address: str | None) -> Iterator[None]:
     """Connect to a running cluster, or start one on loopback that ends with this context."""
+    for name in _TALKATIVE_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     logging_level = logging.getLogger("blockyard").getEffectiveLevel()
     if address is not None:
         ray.init(address=address, namespace=NAMESPACE, logging_level=logging_level)
@@ -76,7 +86,9 @@ class Deployment:
 
 
 @contextmanager
-def deploy(config: ServeConfig, observe: Callable[[str], None]) -> Iterator[Deployment]:
+def deploy(
+    config: ServeConfig, observe: Callable[[str], None], owns_cluster: bool
+) -> Iterator[Deployment]:
     """Deploy and wait until it serves; take it down again at the end of the context.
 
     `observe` is told each stage of the start, in words.
@@ -114,7 +126,11 @@ def deploy(config: ServeConfig, observe: Callable[[str], None]) -> Iterator[Depl
         _wait_until_running(central, observe)
         yield Deployment(config)
     finally:
-        serve.shutdown()
+        # Deleting runs the replicas' drains. Serve itself ends with a cluster of our own; on
+        # somebody's cluster it goes only if nothing else uses it.
+        serve.delete(APP_NAME)
+        if not owns_cluster and not serve.status().applications:
+            serve.shutdown()
         ray.kill(central, no_restart=True)
 
 
@@ -129,13 +145,19 @@ def _wait_until_running(central: Any, observe: Callable[[str], None]) -> None:
             ApplicationStatus.DEPLOY_FAILED,
             ApplicationStatus.UNHEALTHY,
         ):
-            causes = [application.message] + [
-                deployment.message for deployment in application.deployments.values()
-            ]
-            raise StartFailed("\n".join(cause for cause in causes if cause))
+            messages = [deployment.message for deployment in application.deployments.values()]
+            raise StartFailed(_cause([application.message, *messages]))
         for stage in ray.get(central.stages.remote()).values():
             observe(stage)
         time.sleep(_POLL_SECONDS)
+
+
+def _cause(messages: list[str]) -> str:
+    """What a person needs of Serve's account of a failed start: the exception at its end."""
+    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Unsupported\w*): ", line)]
+    cause = errors[-1] if errors else (lines[-1] if lines else "no cause was given")
+    return f"the deployment did not come up: {cause} (Ray's logs: /tmp/ray/session_latest/logs)"
 
 
 def _uses_gpu(config: ServeConfig) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -208,3 +209,20 @@ def default_model_dir() -> Path:
     if not (directory / "tokenizer.json").exists():
         pytest.skip("the default model is not here; `blockyard model fetch` gets it")
     return directory
+
+
+@pytest.fixture
+async def address(
+    dispatcher: Dispatcher, tokenizers: dict[str, ModelTokenizer]
+) -> AsyncIterator[str]:
+    """Of a real server over loopback."""
+    front = GrpcFront(dispatcher, tokenizers, health_watch_interval_seconds=0.01)
+    port = await front.start("127.0.0.1:0")
+    yield f"127.0.0.1:{port}"
+    await front.stop(None)
+
+
+@pytest.fixture
+async def channel(address: str) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield channel

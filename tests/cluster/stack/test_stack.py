@@ -111,8 +111,8 @@ async def test_a_slow_reader_gets_all_tokens_in_few_updates(
     await stack.until(stack.idle)  # nobody read while it ran
     tokens, updates = await collected(stream)
     assert tokens == oracle(one)
-    assert len(updates) == 1
-    assert updates[0].timings is not None
+    assert len(updates) < 10  # a hundred steps, merged
+    assert updates[-1].timings is not None
 
 
 @pytest.mark.parametrize(
