@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -q
 .DELETE_ON_ERROR:
 # One pip at a time may work on .venv, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all check format protos check-protos constraints clean distclean
+.PHONY: help setup demo test test-long test-all check format protos check-protos constraints clean distclean
 
 help: ## list the targets
 	@echo "Blockyard. Targets:"
@@ -31,8 +31,10 @@ demo: setup ## start a local cluster, ask the default model a question, show the
 test: $(STAMPS)/test setup ## run the test suite, long tests left out
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS) $(TESTS)
 
-test-all: $(STAMPS)/test setup ## run the test suite, long tests included
-	$(PYTEST) $(PYTEST_ARGS) $(TESTS)
+test-long: $(STAMPS)/test setup ## run the long tests that `make test` leaves out
+	$(PYTEST) -m slow $(PYTEST_ARGS) $(TESTS)
+
+test-all: test test-long ## run every test
 
 check: $(STAMPS)/dev check-protos ## lint, format, types, generated stubs, import rules
 	$(BIN)/ruff check .

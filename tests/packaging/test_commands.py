@@ -212,7 +212,8 @@ def test_every_module_has_its_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failing", "reached"), [("", ["check", "test", "demo"]), ("test", ["check", "test"])]
+    ("failing", "reached"),
+    [("", ["check", "test", "test-long", "demo"]), ("test", ["check", "test"])],
 )
 def test_ci_runs_what_a_person_runs_and_stops_at_a_failure(
     tmp_path: Path, failing: str, reached: list[str]
