@@ -6,6 +6,10 @@ forget. A handle is given anew at every admission, so nothing said about an old 
 for a new one. The columns `handles`, `starts`, `counts`, `samples` are parallel: one entry for
 each request in the step.
 
+Blocks move by `swap_outs`, `copies` and `swap_ins`, in this order and before anything of the step
+is computed, so a block may be given to a new owner in the very step that first saves it. A plan
+may move blocks and compute nothing.
+
 Units: tokens and block ids; positions count from 0 within a request.
 """
 
@@ -14,7 +18,16 @@ from itertools import accumulate
 
 from blockyard.scheduler.sampling import SamplingParams
 
-__all__ = ["Admission", "BlockGrant", "RowError", "StepPlan", "StepResult"]
+__all__ = [
+    "Admission",
+    "BlockCopy",
+    "BlockGrant",
+    "Fork",
+    "Replacement",
+    "RowError",
+    "StepPlan",
+    "StepResult",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +52,44 @@ class BlockGrant:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A new handle that continues another one's tokens: one prefill, many tails.
+
+    The parent is in this step and samples. The child takes the parent's block table as it is
+    after this step's grants, and everything the parent has written with this step; nothing is
+    copied. Its first token is sampled from the logits of the parent's row, with its own
+    parameters.
+    """
+
+    parent: int
+    handle: int
+    sampling: SamplingParams
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Entry `index` of a handle's block table becomes `block_id`."""
+
+    handle: int
+    index: int
+    block_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """A whole block, all layers of every rank. Which side is on the host depends on the column."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass of a group.
 
-    Order of effects in a worker: forget, admit, grant, compute.
+    Order of effects in a worker: forget, admit, grant, replace, swap out, copy, swap in, compute,
+    fork.
 
     Attributes:
         step: number of this step, counting from 1.
@@ -54,6 +101,11 @@ class StepPlan:
         counts: tokens computed for each request in this step, at least 1.
         samples: whether the last computed token's logits are sampled.
         token_ids: the tokens to compute, all requests one after the other; sum(counts) of them.
+        forks: children of requests that sample in this step.
+        replacements: changes of single table entries.
+        swap_outs: device blocks (source) saved in host blocks (destination).
+        copies: device blocks copied to device blocks.
+        swap_ins: host blocks (source) brought back into device blocks (destination).
     """
 
     step: int
@@ -65,6 +117,16 @@ class StepPlan:
     counts: tuple[int, ...]
     samples: tuple[bool, ...]
     token_ids: tuple[int, ...]
+    forks: tuple[Fork, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
+    swap_outs: tuple[BlockCopy, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    swap_ins: tuple[BlockCopy, ...] = ()
+
+    @property
+    def num_samples(self) -> int:
+        """Tokens that the result carries: one for each sampled row and each fork."""
+        return sum(self.samples) + len(self.forks)
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -85,6 +147,13 @@ class StepPlan:
                 f"step {self.step}: counts add up to {sum(self.counts)}, "
                 f"but {len(self.token_ids)} tokens are given"
             )
+        sampled = {h for h, samples in zip(self.handles, self.samples, strict=True) if samples}
+        for fork in self.forks:
+            if fork.parent not in sampled:
+                raise AssertionError(
+                    f"step {self.step}: handle {fork.handle} forks from {fork.parent}, "
+                    "which does not sample"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +170,15 @@ class StepResult:
 
     Attributes:
         step: the plan's number.
-        token_ids: one token for each entry of the plan with `samples` true, in plan order. Under a
-            handle named in `errors` the value means nothing.
+        token_ids: one token for each entry of the plan with `samples` true, in plan order, then one
+            for each fork, in plan order. Under a handle named in `errors` the value means nothing.
         errors: requests whose logits could not be sampled.
-        compute_seconds: time the worker spent in the step.
+        compute_seconds: time the worker spent in the step, copies left out.
+        copy_seconds: time the worker spent moving blocks to and from the host.
     """
 
     step: int
     token_ids: tuple[int, ...]
     errors: tuple[RowError, ...] = ()
     compute_seconds: float = 0.0
+    copy_seconds: float = 0.0

@@ -29,6 +29,7 @@ class WorkerConfig:
             `float16`.
         block_size: token slots in a block.
         num_blocks: pool size; None means: measure.
+        num_host_blocks: blocks kept in host memory for swapping; None means the device's default.
         kv_memory_bytes: memory for KV blocks when measuring; None means the device's default.
         threads: CPU threads of a step; None means all cores.
         max_step_tokens, max_running, max_context_tokens: the scheduler's limits, which bound the
@@ -43,6 +44,7 @@ class WorkerConfig:
     dtype: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
+    num_host_blocks: int | None = None
     kv_memory_bytes: int | None = None
     threads: int | None = None
     max_step_tokens: int = 512
@@ -55,7 +57,9 @@ class WorkerConfig:
 class WorkerProfile:
     """What a rank measured after loading its model. Bytes are this rank's own.
 
-    `max_blocks` is how many blocks this rank has room for; the group takes the least over ranks.
+    `max_blocks` is how many blocks this rank has room for, `max_host_blocks` how many more in host
+    memory; the group takes the least over ranks. The two rates are what a step and a swap reached
+    when measured at load; 0 means not measured.
     """
 
     max_blocks: int
@@ -64,6 +68,9 @@ class WorkerProfile:
     activation_bytes: int
     device: str
     dtype: str
+    max_host_blocks: int = 0
+    prefill_tokens_per_second: float = 0.0
+    link_bytes_per_second: float = 0.0
 
 
 class Executor(Protocol):
