@@ -76,7 +76,8 @@ def serve(
     serve_grpc_port: Annotated[
         int | None,
         typer.Option(
-            help="Also offer the services behind Ray Serve's own gRPC proxy, on this port.",
+            help="Also offer the services behind Ray Serve's own gRPC proxy, on this port; that "
+            "proxy listens on every address of the machine.",
             show_default="off",
             min=1,
             max=65535,
