@@ -20,7 +20,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from blockyard.cluster.actors import NAMESPACE, central_actor
 from blockyard.cluster.app import APP_NAME, build_app
-from blockyard.cluster.config import ServeConfig
+from blockyard.cluster.config import LOOPBACK, ServeConfig
 
 __all__ = ["Deployment", "StartFailed", "deploy", "ray_cluster"]
 
@@ -101,7 +101,8 @@ def deploy(
     proxied = config.serve_grpc_port is not None
     serve.start(
         proxy_location=ProxyLocation.EveryNode if proxied else ProxyLocation.Disabled,
-        http_options=HTTPOptions(host=config.grpc_host),
+        # Nobody uses the proxy's HTTP side, so it takes any free port instead of a known one.
+        http_options=HTTPOptions(host=LOOPBACK, port=0),
         grpc_options=gRPCOptions(
             port=config.serve_grpc_port or 9000, grpc_servicer_functions=list(_SERVICERS)
         )
@@ -116,7 +117,8 @@ def deploy(
                 serve.RunTarget(
                     build_app(config, uses_gpu),
                     name=APP_NAME,
-                    route_prefix=None,
+                    # The proxy knows of applications that have a route, and of no others.
+                    route_prefix="/" if proxied else None,
                     logging_config=LoggingConfig(log_level="INFO", enable_access_log=False),
                 )
             ],

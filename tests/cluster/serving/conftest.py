@@ -4,13 +4,13 @@ Each module has one server; what its output says is shown when it does not start
 """
 
 import asyncio
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,14 @@ class Server:
         return "\n" + self.output.read_text(errors="replace")
 
     def find(self, name: str) -> list[psutil.Process]:
-        """Its live processes of that name."""
+        """Its live processes of that name; Ray may add the method that runs, after a point."""
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            try:
-                if process.name() == name[:15] and process.cmdline()[:1] == [name]:
+            # A process that ends meanwhile has no command line any more.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                title = "".join(process.cmdline()[:1])
+                if title == name or title.startswith(f"{name}."):
                     found.append(process)
-            except psutil.NoSuchProcess:
-                continue
         return found
 
     def terminate(self) -> None:
@@ -152,7 +152,7 @@ def is_clean(group: Any) -> bool:
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(folder: Path, *arguments: str, proxied: bool = False) -> Iterator[Server]:
     """A server with these options, stopped by SIGTERM at the end unless it was already."""
     port, proxy_port = free_ports(2)

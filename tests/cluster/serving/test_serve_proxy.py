@@ -1,0 +1,143 @@
+"""The same services behind Ray Serve's own gRPC proxy, on the port of `--serve-grpc-port`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from blockyard.cluster.client import GenerationClient, ServerError
+from blockyard.protos import generation_pb2 as pb
+
+pytestmark = pytest.mark.ray
+
+GENERATE = "/blockyard.v1.Generation/Generate"
+STREAM = "/blockyard.v1.Generation/GenerateStream"
+NUM_STREAMS = 64
+
+
+@pytest.fixture(scope="module")
+def server(serve_with: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("serve")
+    with serve_with(folder, "--model", "witness", "--blocks", "4096", proxied=True) as running:
+        yield running
+
+
+@pytest.fixture
+async def proxied(server: Any) -> AsyncIterator[GenerationClient]:
+    async with GenerationClient(server.proxy_address, 100) as client:
+        yield client
+
+
+@pytest.fixture
+async def channel(server: Any) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(server.proxy_address) as channel:
+        yield channel
+
+
+async def test_both_ports_serve_the_same(
+    server: Any,
+    client: GenerationClient,
+    proxied: GenerationClient,
+    request_for: Callable[..., pb.GenerateRequest],
+    answer_of: Any,
+    oracle: Callable[[pb.GenerateRequest], list[int]],
+) -> None:
+    request = request_for([1, 2, 3], 50)
+    answer = await proxied.generate(request)
+    streamed = await answer_of(proxied, request)
+    assert list(answer.token_ids) == streamed.tokens == oracle(request)
+    assert answer.text == streamed.text == (await client.generate(request)).text
+    assert (await proxied.model()) == (await client.model())
+    [books] = await server.books(proxied)
+    [same] = await server.books(client)
+    assert books.group_id == same.group_id and books.blocks.total == 4096
+
+
+async def test_health(channel: Any) -> None:
+    check = channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
+    )
+    answer = await check(health_pb2.HealthCheckRequest())
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await check(health_pb2.HealthCheckRequest(service="other"))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_bad_parameter_is_refused_by_field(
+    proxied: GenerationClient, request_for: Callable[..., pb.GenerateRequest]
+) -> None:
+    bad = pb.GenerateRequest(prompt="a", sampling=pb.SamplingParameters(top_p=7))
+    words = "sampling.top_p: is 7.0; it must be above 0 and at most 1"
+    with pytest.raises(ServerError) as whole:
+        await proxied.generate(bad)
+    with pytest.raises(ServerError) as streamed:
+        async for _ in proxied.stream(bad):
+            pass
+    for refusal in (whole.value, streamed.value):
+        # The proxy loses the details of failed calls, so the message alone must name the field.
+        assert (refusal.code, refusal.message) == ("INVALID_ARGUMENT", words)
+    assert len((await proxied.generate(request_for([1], 3))).token_ids) == 3
+
+
+async def test_bytes_that_are_no_message(
+    channel: Any, proxied: GenerationClient, request_for: Callable[..., pb.GenerateRequest]
+) -> None:
+    garbage = b"\xff\xff\xff"
+    calls = [channel.unary_unary(GENERATE)(garbage), channel.unary_stream(STREAM)(garbage).read()]
+    for call in calls:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        words = "request: not a valid blockyard.v1.GenerateRequest message"
+        assert caught.value.details() == words
+    assert len((await proxied.generate(request_for([1], 3))).token_ids) == 3
+
+
+async def test_64_streams_run_at_once(
+    server: Any,
+    client: GenerationClient,
+    proxied: GenerationClient,
+    request_for: Callable[..., pb.GenerateRequest],
+    oracle: Callable[[pb.GenerateRequest], list[int]],
+) -> None:
+    requests = [request_for([n, 9], 800) for n in range(NUM_STREAMS)]
+
+    async def follow(request: pb.GenerateRequest) -> list[int]:
+        return [token async for chunk in proxied.stream(request) for token in chunk.token_ids]
+
+    async with asyncio.timeout(90):
+        streams = asyncio.gather(*(follow(request) for request in requests))
+        # Serve's default would let five in.
+        while (await server.books(client))[0].requests.running < NUM_STREAMS:
+            assert not streams.done(), "they never all ran at once"
+            await asyncio.sleep(0.02)
+        assert await streams == [oracle(request) for request in requests]
+    await server.until_clean(client, 5)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_leaves_frees_its_blocks(
+    server: Any,
+    channel: Any,
+    client: GenerationClient,
+    request_for: Callable[..., pb.GenerateRequest],
+    streamed: bool,
+) -> None:
+    await server.until_clean(client, 5)
+    [before] = await server.books(client)
+    method = channel.unary_stream(STREAM) if streamed else channel.unary_unary(GENERATE)
+    calls = [method(request_for([n, n], 2000).SerializeToString()) for n in range(30)]
+    async with asyncio.timeout(60):
+        while (await server.books(client))[0].requests.running < len(calls):
+            await asyncio.sleep(0.02)
+    for call in calls:
+        call.cancel()
+    await server.until_clean(client, 5)
+    [after] = await server.books(client)
+    assert after.step - before.step < 2000, "they ran on to their end"
