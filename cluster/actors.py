@@ -49,9 +49,9 @@ class WorkerActor:
         """Load the model and measure."""
         return self._host.load()
 
-    def allocate(self, num_blocks: int) -> None:
-        """Make the pool."""
-        self._host.allocate(num_blocks)
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Make the pools."""
+        self._host.allocate(num_blocks, num_host_blocks)
 
     def listen(self) -> Endpoint:
         """Wait for the engine; returns where."""

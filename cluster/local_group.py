@@ -24,10 +24,12 @@ class LocalGroup:
         self._callback: Callable[[], None] = lambda: None
 
     async def load(self) -> tuple[WorkerProfile, int]:
-        """Load the model and make the pool; returns the profile and the number of blocks."""
+        """Load the model and make the pools; returns the profile and the number of blocks."""
         loop = asyncio.get_running_loop()
         profile = await loop.run_in_executor(self._thread, self._executor.load)
-        await loop.run_in_executor(self._thread, self._executor.allocate, profile.max_blocks)
+        await loop.run_in_executor(
+            self._thread, self._executor.allocate, profile.max_blocks, profile.max_host_blocks
+        )
         return profile, profile.max_blocks
 
     @property

@@ -56,9 +56,9 @@ class WorkerHost:
 
         return self._in_thread(work)
 
-    def allocate(self, num_blocks: int) -> None:
-        """Make the pool."""
-        self._in_thread(lambda: self._loaded().allocate(num_blocks))
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Make the pools."""
+        self._in_thread(lambda: self._loaded().allocate(num_blocks, num_host_blocks))
 
     def listen(self, host: str) -> Endpoint:
         """Start to serve one engine after another; the kernel picks the port."""

@@ -80,8 +80,8 @@ class Executor(Protocol):
         """Load the model and measure what is left for blocks."""
         ...
 
-    def allocate(self, num_blocks: int) -> None:
-        """Make the pool; called once, with the same number on every rank."""
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Make the pool and the host's; called once, with the same numbers on every rank."""
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:

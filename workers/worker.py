@@ -86,7 +86,7 @@ class ModelWorker:
             dtype=str(self._model.dtype).removeprefix("torch."),
         )
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Make the pool; see `Executor`."""
         model = self._loaded()
         if self._cache is not None:

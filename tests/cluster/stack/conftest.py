@@ -44,8 +44,8 @@ class GatedWorker:
     def load(self) -> WorkerProfile:
         return self._inner.load()
 
-    def allocate(self, num_blocks: int) -> None:
-        self._inner.allocate(num_blocks)
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        self._inner.allocate(num_blocks, num_host_blocks)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.entered.set()
