@@ -29,6 +29,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    DEADLINE = "deadline"
 
 
 class RequestState(Enum):
@@ -62,13 +63,17 @@ class RequestRefused(Exception):
 class RequestSpec:
     """What an ingress asks of an engine: everything resolved, nothing about how it is served.
 
-    A larger `priority` is served first; the default is 0.
+    A larger `priority` is served first; the default is 0. Within a priority tenants share fairly;
+    those who name none are one tenant. `deadline_seconds` counts from the arrival; None means that
+    the client waits as long as it takes.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     priority: int = 0
+    tenant: str = ""
+    deadline_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
