@@ -1,4 +1,4 @@
-"""A tiny random Llama on disk, and steps made by hand."""
+"""A tiny random Llama on disk, witnesses, and steps made by hand."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,9 +8,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from blockyard.scheduler.plan import Admission, BlockGrant, StepPlan, StepResult
+from blockyard.scheduler.plan import (
+    Admission,
+    BlockCopy,
+    BlockGrant,
+    Fork,
+    Replacement,
+    StepPlan,
+    StepResult,
+)
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.config import WorkerConfig
+from blockyard.workers.fake import WitnessWorker
 from blockyard.workers.worker import ModelWorker
 
 
@@ -186,3 +195,67 @@ def greedy_reference(tiny_llama: LlamaForCausalLM) -> Callable[[list[int], int],
         return tokens[len(prompt) :]
 
     return generate
+
+
+def _witness(num_blocks: int = 8, num_host_blocks: int = 4) -> WitnessWorker:
+    worker = WitnessWorker(WorkerConfig("", 64, block_size=4, num_blocks=num_blocks), 50_000)
+    worker.load()
+    worker.allocate(num_blocks, num_host_blocks)
+    return worker
+
+
+def _plan(
+    step: int,
+    *,
+    forgotten: tuple[int, ...] = (),
+    admitted: tuple[int, ...] = (),
+    grants: dict[int, tuple[int, ...]] | None = None,
+    rows: dict[int, tuple[int, tuple[int, ...]]] | None = None,
+    forks: tuple[tuple[int, int], ...] = (),
+    replaced: tuple[tuple[int, int, int], ...] = (),
+    out: dict[int, int] | None = None,
+    copies: tuple[tuple[int, int], ...] = (),
+    back: dict[int, int] | None = None,
+) -> StepPlan:
+    """A plan from rows of handle: (start, tokens), every one sampled.
+
+    `forks` are (parent, child), the child's number being its choice; moves are source:
+    destination, `replaced` handle, index, block.
+    """
+    rows = rows or {}
+    return StepPlan(
+        step=step,
+        forgotten=forgotten,
+        admitted=tuple(Admission(handle, SamplingParams(), 1) for handle in admitted),
+        grants=tuple(BlockGrant(handle, blocks) for handle, blocks in (grants or {}).items()),
+        handles=tuple(rows),
+        starts=tuple(start for start, _ in rows.values()),
+        counts=tuple(len(tokens) for _, tokens in rows.values()),
+        samples=(True,) * len(rows),
+        token_ids=tuple(token for _, tokens in rows.values() for token in tokens),
+        forks=tuple(
+            Fork(parent, child, SamplingParams(choice=child), 1) for parent, child in forks
+        ),
+        replacements=tuple(Replacement(*entry) for entry in replaced),
+        swap_outs=tuple(BlockCopy(*move) for move in (out or {}).items()),
+        copies=tuple(BlockCopy(*move) for move in copies),
+        swap_ins=tuple(BlockCopy(*move) for move in (back or {}).items()),
+    )
+
+
+@pytest.fixture(scope="session")
+def make() -> Callable[..., WitnessWorker]:
+    """Makes witnesses with a vocabulary of 50,000 and blocks of 4."""
+    return _witness
+
+
+@pytest.fixture(scope="session")
+def plan() -> Callable[..., StepPlan]:
+    """Makes plans by hand."""
+    return _plan
+
+
+@pytest.fixture(scope="session")
+def first() -> StepPlan:
+    """Handle 1 computes 10 to 14 in blocks 5 and 2."""
+    return _plan(1, admitted=(1,), grants={1: (5, 2)}, rows={1: (0, (10, 11, 12, 13, 14))})
