@@ -8,7 +8,7 @@ and its KV is recomputed when it comes back. `running` is always sorted, most ur
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from blockyard.scheduler.request import Request
+from blockyard.scheduler.request import Request, RequestState
 
 __all__ = ["choose_victim", "yielding_to"]
 
@@ -29,16 +29,26 @@ def yielding_to(running: Sequence[Request], newcomer: Request) -> Sequence[Reque
     """Running requests that give up slots and blocks for a waiting one, most urgent first.
 
     Those of strictly lower priority; or all of them, when the newcomer is more urgent than every
-    one: it is then the oldest of the highest priority, and must advance.
+    one: it is then the oldest of the highest priority, and must advance. Before it has held a
+    place it has that right against its own tenant only: between tenants turns come before age, and
+    who was given a turn is not to lose it to one whose own is still to come.
     """
     if not running:
         return ()
-    if newcomer.urgency < running[0].urgency:
-        return running[:]
     rank = -newcomer.spec.priority
+    if newcomer.urgency < running[0].urgency and (
+        newcomer.state is RequestState.PARKED or _one_tenant(running, newcomer)
+    ):
+        return running[:]
     if running[-1].urgency[0] <= rank:
         return ()
     return running[bisect_right(running, rank, key=_rank) :]
+
+
+def _one_tenant(running: Sequence[Request], newcomer: Request) -> bool:
+    """Whether all running requests of the newcomer's priority are its own tenant's."""
+    equals = running[: bisect_right(running, -newcomer.spec.priority, key=_rank)]
+    return all(request.spec.tenant == newcomer.spec.tenant for request in equals)
 
 
 def _rank(request: Request) -> int:

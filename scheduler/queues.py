@@ -1,29 +1,43 @@
-"""Requests that wait for a place in the batch, most urgent first.
+"""Requests that wait for a place in the batch, and whose turn it is.
 
-A parked request keeps its arrival number, so it comes back before all younger ones of its
-priority without a queue of its own. Knows urgency and identity, nothing of blocks or budgets.
+The highest priority first; within it the tenant that was charged least, then the oldest. A parked
+request keeps its arrival number and comes back before all younger ones of its priority, whoever
+sent them. With one tenant that is: by priority, then by age. Knows urgency, tenant and identity,
+nothing of blocks or budgets.
+
+What law 4 means with tenants: those who never held a place take turns, not by age alone, so the
+oldest of a priority may wait while another tenant catches up. It waits for a bounded time: each
+request that goes first is charged to its tenant, whose turn is over when it has caught up. Once it
+has held a place, age alone counts: parked, it is next; running, it yields to nobody younger.
 """
 
 import heapq
+from bisect import insort
 
 from blockyard.scheduler.request import Request, RequestState
+from blockyard.scheduler.tenant_line import TenantLine
 
 __all__ = ["WaitingQueue"]
 
 _SMALLEST_REBUILD = 64
+_MANY_LINES = 64
+"""Priorities that are remembered before those with nobody waiting are dropped."""
 
 
 class WaitingQueue:
-    """A heap with membership: push and pop in O(log n), removal by id in O(1).
+    """Heaps with membership: push and pop in O(log n), removal by id in O(1).
 
     A removed request leaves its heap entry behind; stale entries are skipped when they surface
     and swept out when they outnumber the living.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Request]] = []
         self._members: dict[str, Request] = {}
+        self._lines: dict[int, TenantLine] = {}
+        self._ranks: list[int] = []
         self._num_parked = 0
+        self._num_entries = 0
+        self._newest = -1
 
     def __len__(self) -> int:
         """Requests that wait or are parked."""
@@ -39,34 +53,62 @@ class WaitingQueue:
         """Requests that never held a place."""
         return len(self._members) - self._num_parked
 
+    @property
+    def num_entries(self) -> int:
+        """Heap entries, stale ones included."""
+        return self._num_entries
+
+    @property
+    def contended(self) -> bool:
+        """Whether `charge` can matter: some priority has more than one tenant."""
+        return any(line.counters.contended for line in self._lines.values())
+
+    def charge(self, request: Request, prefill_tokens: int, decode_tokens: int) -> None:
+        """Charge a request's tenant for tokens that are computed for it."""
+        line = self._lines.get(-request.spec.priority)
+        if line is not None and line.counters.contended:
+            line.counters.charge(request.spec.tenant, prefill_tokens, decode_tokens)
+
+    def charged(self, request: Request) -> int:
+        """What the request's tenant has been charged, in its priority."""
+        line = self._lines.get(-request.spec.priority)
+        return line.counters.charged(request.spec.tenant) if line is not None else 0
+
     def push(self, request: Request) -> None:
-        """Add a waiting or parked request that is not in the queue."""
+        """Add a waiting or parked request that is not in the queue.
+
+        One that is younger than all before it has just arrived; another has been here already, and
+        its tenant is not lifted anew.
+        """
         if request.request_id in self._members:
             raise ValueError(f"request {request.request_id!r} is in the queue already")
+        line = self._line(-request.spec.priority)
+        if request.sequence > self._newest:
+            self._newest = request.sequence
+            line.counters.arrive(request.spec.tenant, line.num_queued.keys())
         self._members[request.request_id] = request
         self._num_parked += request.state is RequestState.PARKED
-        heapq.heappush(self._heap, (*request.urgency, request))
+        self._num_entries += 1
+        line.push(request)
 
     def head(self) -> Request | None:
-        """The most urgent request, left in place; None when nobody waits."""
-        while self._heap:
-            request = self._heap[0][2]
-            if self._members.get(request.request_id) is request:
-                return request
-            heapq.heappop(self._heap)
-        return None
+        """Whose turn it is, left in place; None when nobody waits."""
+        line = self._first_line()
+        return None if line is None else self._head_of(line)
 
     def pop(self) -> Request:
-        """Take the most urgent request out.
+        """Take out whose turn it is.
 
         Raises:
             IndexError: nobody waits.
         """
-        request = self.head()
-        if request is None:
+        line = self._first_line()
+        if line is None:
             raise IndexError("nobody waits")
-        heapq.heappop(self._heap)
-        self._forget(request)
+        request = self._head_of(line)
+        line.take(request)
+        self._num_entries -= 1
+        self._forget(request, line)
         return request
 
     def remove(self, request_id: str) -> Request | None:
@@ -74,10 +116,9 @@ class WaitingQueue:
         request = self._members.get(request_id)
         if request is None:
             return None
-        self._forget(request)
-        if len(self._heap) > 2 * len(self._members) + _SMALLEST_REBUILD:
-            self._heap = [(*member.urgency, member) for member in self._members.values()]
-            heapq.heapify(self._heap)
+        self._forget(request, self._lines[-request.spec.priority])
+        if self._num_entries > 2 * len(self._members) + _SMALLEST_REBUILD:
+            self._rebuild()
         return request
 
     def members(self) -> tuple[Request, ...]:
@@ -86,7 +127,8 @@ class WaitingQueue:
 
     def check(self) -> None:
         """Prove that each member is queued once, in a state that waits, and counted right."""
-        entries = {id(entry[2]) for entry in self._heap}
+        entries = {id(request) for line in self._lines.values() for request in line.entries()}
+        queued: dict[tuple[int, str], int] = {}
         for request in self._members.values():
             # An entry more than one can only be a stale one of the same request; it is skipped
             # as soon as the request is taken out, so only absence is a fault.
@@ -96,10 +138,70 @@ class WaitingQueue:
                 raise AssertionError(
                     f"request {request.request_id!r} is in the queue but {request.state.value}"
                 )
+            key = (-request.spec.priority, request.spec.tenant)
+            queued[key] = queued.get(key, 0) + 1
         parked = sum(m.state is RequestState.PARKED for m in self._members.values())
         if parked != self._num_parked:
             raise AssertionError(f"{self._num_parked} requests counted as parked, {parked} are")
+        counted = {
+            (rank, tenant): count
+            for rank, line in self._lines.items()
+            for tenant, count in line.num_queued.items()
+        }
+        if counted != queued:
+            raise AssertionError(f"tenants are counted to have {counted} queued, it is {queued}")
 
-    def _forget(self, request: Request) -> None:
+    def _line(self, rank: int) -> TenantLine:
+        line = self._lines.get(rank)
+        if line is None:
+            if len(self._lines) >= _MANY_LINES:
+                self._lines = {r: kept for r, kept in self._lines.items() if kept.num_queued}
+                self._ranks = sorted(self._lines)
+            line = self._lines[rank] = TenantLine()
+            insort(self._ranks, rank)
+        return line
+
+    def _first_line(self) -> TenantLine | None:
+        for rank in self._ranks:
+            if self._lines[rank].num_queued:
+                return self._lines[rank]
+        return None
+
+    def _head_of(self, line: TenantLine) -> Request:
+        """The next of a line that is not empty: by turn, unless somebody older is parked."""
+        parked = self._living(line.parked)
+        waiting: Request | None = None
+        while waiting is None and (tenant := line.turn()) is not None:
+            waiting = self._living(line.waiting[tenant])
+            if waiting is None:
+                del line.waiting[tenant]
+            elif not line.is_turn_of(tenant, waiting.sequence):
+                waiting = None  # it was charged since, or its oldest has left: it queues up anew
+        if parked is not None and (waiting is None or parked.sequence < waiting.sequence):
+            return parked
+        if waiting is None:
+            raise AssertionError("a line that counts requests holds none")
+        return waiting
+
+    def _living(self, heap: list[tuple[int, Request]]) -> Request | None:
+        """The oldest member in a heap, once stale entries are off its top."""
+        while heap:
+            request = heap[0][1]
+            if self._members.get(request.request_id) is request:
+                return request
+            heapq.heappop(heap)
+            self._num_entries -= 1
+        return None
+
+    def _forget(self, request: Request, line: TenantLine) -> None:
         del self._members[request.request_id]
         self._num_parked -= request.state is RequestState.PARKED
+        line.leave(request.spec.tenant)
+
+    def _rebuild(self) -> None:
+        """Make all heaps anew from the members."""
+        for line in self._lines.values():
+            line.clear()
+        for request in self._members.values():
+            self._lines[-request.spec.priority].push(request)
+        self._num_entries = len(self._members)

@@ -2,13 +2,13 @@ import pytest
 
 from blockyard.scheduler.block_table import BlockTable
 from blockyard.scheduler.preemption import choose_victim, yielding_to
-from blockyard.scheduler.request import Request, RequestSpec
+from blockyard.scheduler.request import Request, RequestSpec, RequestState
 from blockyard.scheduler.sampling import SamplingParams
 
 
-def request(sequence: int, priority: int = 0) -> Request:
+def request(sequence: int, priority: int = 0, tenant: str = "") -> Request:
     return Request(
-        spec=RequestSpec(f"r{sequence}", (1,), SamplingParams(), priority),
+        spec=RequestSpec(f"r{sequence}", (1,), SamplingParams(), priority, tenant),
         sequence=sequence,
         max_tokens=1,
         table=BlockTable(4),
@@ -54,3 +54,12 @@ def test_all_yield_to_the_oldest_of_the_highest_priority() -> None:
     assert list(yielding_to(running, request(2))) == running
     assert list(yielding_to(running, request(5))) == []
     assert list(yielding_to([], request(5))) == []
+
+
+def test_between_tenants_only_one_that_held_a_place_goes_by_age() -> None:
+    running = by_urgency(request(3, tenant="a"), request(4, tenant="b"), request(5, -1, "c"))
+    newcomer = request(2, tenant="a")
+    assert list(yielding_to(running, newcomer)) == running[2:]
+    assert list(yielding_to([running[0], running[2]], newcomer)) == [running[0], running[2]]
+    newcomer.state = RequestState.PARKED
+    assert list(yielding_to(running, newcomer)) == running

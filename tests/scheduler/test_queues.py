@@ -8,9 +8,9 @@ from blockyard.scheduler.request import Request, RequestSpec, RequestState
 from blockyard.scheduler.sampling import SamplingParams
 
 
-def request(sequence: int, priority: int = 0, parked: bool = False) -> Request:
+def request(sequence: int, priority: int = 0, parked: bool = False, tenant: str = "") -> Request:
     return Request(
-        spec=RequestSpec(f"r{sequence}", (1,), SamplingParams(), priority),
+        spec=RequestSpec(f"r{sequence}", (1,), SamplingParams(), priority, tenant),
         sequence=sequence,
         max_tokens=1,
         table=BlockTable(4),
@@ -70,7 +70,7 @@ def test_removed_requests_do_not_pile_up() -> None:
         if sequence >= 10:
             queue.remove(f"r{sequence}")
     assert len(queue) == 10
-    assert len(queue._heap) < 100
+    assert queue.num_entries < 100
     assert [queue.pop().sequence for _ in range(10)] == list(range(10))
 
 
@@ -95,3 +95,115 @@ def test_random_use_matches_a_sorted_list() -> None:
             assert queue.remove(gone.request_id) is gone
         queue.check()
         assert len(queue) == len(mirror)
+
+
+def served(queue: WaitingQueue, count: int, cost: int = 10) -> str:
+    """The tenants whose turn it is, `cost` tokens being computed for each request."""
+    tenants = []
+    for _ in range(count):
+        item = queue.pop()
+        queue.charge(item, cost, 0)
+        tenants.append(item.spec.tenant)
+    return "".join(tenants)
+
+
+def test_tenants_take_turns_and_a_flood_delays_nobody_else() -> None:
+    queue = WaitingQueue()
+    for sequence in range(50):
+        queue.push(request(sequence, tenant="a"))
+    queue.push(request(50, tenant="b"))
+    queue.push(request(51, tenant="b"))
+    queue.push(request(52, 1, tenant="a"))
+    assert served(queue, 6) == "aababa"
+    queue.check()
+
+
+def test_turns_count_tokens_and_not_requests() -> None:
+    queue = WaitingQueue()
+    for sequence in range(0, 60, 2):
+        queue.push(request(sequence, tenant="a"))
+        queue.push(request(sequence + 1, tenant="b"))
+    for _ in range(20):
+        item = queue.pop()
+        queue.charge(item, 10 if item.spec.tenant == "a" else 40, 0)
+    waiting = [member.spec.tenant for member in queue.members()]
+    assert 30 - waiting.count("a") == pytest.approx(4 * (30 - waiting.count("b")), abs=4)
+
+
+def test_set_aside_and_put_back_keeps_its_turn() -> None:
+    queue = WaitingQueue()
+    queue.push(request(0, tenant="a"))
+    queue.push(request(1, tenant="b"))
+    queue.charge(request(1, tenant="b"), 100, 0)
+    for _ in range(2000):
+        first, second = queue.pop(), queue.pop()
+        assert (first.spec.tenant, second.spec.tenant) == ("a", "b")
+        queue.push(first)
+        queue.push(second)
+        queue.charge(first, 0, 0)
+    assert (queue.charged(first), queue.charged(second)) == (0, 100)
+    assert queue.num_entries == 2
+
+
+def test_one_who_was_parked_comes_before_the_younger_of_any_tenant() -> None:
+    queue = WaitingQueue()
+    queue.push(request(4, tenant="a"))
+    queue.push(request(6, tenant="b"))
+    queue.push(request(7, tenant="b"))
+    queue.charge(request(4, tenant="a"), 1000, 0)
+    queue.push(request(5, parked=True, tenant="a"))
+    assert [queue.pop().sequence for _ in range(4)] == [5, 6, 7, 4]
+    queue.push(request(3, tenant="b"))
+    queue.push(request(5, parked=True, tenant="a"))
+    assert [queue.pop().sequence for _ in range(2)] == [3, 5]
+
+
+def test_many_priorities_cost_no_memory() -> None:
+    queue = WaitingQueue()
+    for sequence in range(1000):
+        queue.push(request(sequence, priority=sequence % 500, tenant="ab"[sequence % 2]))
+        queue.charge(queue.pop(), 10, 0)
+    assert len(queue._lines) <= 64
+    queue.check()
+
+
+def test_random_use_with_tenants_matches_the_rule_as_written() -> None:
+    rng = random.Random(4)
+    queue = WaitingQueue()
+    mirror: list[Request] = []
+
+    def expected() -> Request:
+        """Of the highest priority: by charge, then by age; unless somebody older is parked."""
+        best = max(member.spec.priority for member in mirror)
+        line = [member for member in mirror if member.spec.priority == best]
+        parked = [member for member in line if member.state is RequestState.PARKED]
+        fresh = [member for member in line if member.state is RequestState.WAITING]
+        turn = min(fresh, key=lambda m: (queue.charged(m), m.sequence), default=None)
+        oldest = min(parked, key=lambda m: m.sequence, default=None)
+        if turn is None or (oldest is not None and oldest.sequence < turn.sequence):
+            assert oldest is not None
+            return oldest
+        return turn
+
+    for sequence in range(4000):
+        action = rng.random()
+        if action < 0.45 or not mirror:
+            tenant = rng.choice("abcd")
+            mirror.append(request(sequence, rng.randrange(2), rng.random() < 0.2, tenant))
+            queue.push(mirror[-1])
+        elif action < 0.75:
+            best = expected()
+            mirror.remove(best)
+            assert queue.head() is best
+            assert queue.pop() is best
+            queue.charge(best, rng.randrange(30), rng.randrange(30))
+            if rng.random() < 0.3:  # set aside for a moment, then put back
+                mirror.append(best)
+                queue.push(best)
+        elif action < 0.9:
+            gone = mirror.pop(rng.randrange(len(mirror)))
+            assert queue.remove(gone.request_id) is gone
+        else:
+            queue.charge(rng.choice(mirror), rng.randrange(30), rng.randrange(30))
+        queue.check()
+    assert queue.num_entries < 3 * len(mirror) + 100
