@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from blockyard.cuda.backend import AttentionBatch
-from blockyard.scheduler.plan import Admission, BlockGrant, StepPlan
+from blockyard.scheduler.plan import Admission, BlockGrant, Fork, Replacement, StepPlan
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.sampler import SampleRow
 
@@ -34,9 +34,12 @@ class FlatBatch:
     Attributes:
         input_ids, positions: int64 `[tokens]`, all requests one after the other.
         attention: where each token's KV goes and what it may see.
-        sample_tokens: int64 `[samples]`, index of each token whose logits are sampled.
-        sample_rows: how each of them is sampled.
-        sample_handles: whose they are.
+        sample_tokens: int64 `[logits]`, index of each token whose logits are needed.
+        sample_rows: how each new token is sampled: one for each of `sample_tokens`, then one for
+            each fork.
+        sample_handles: whose the new tokens are.
+        sample_logits: int64 `[samples]`, which of the logits each new token is sampled from; None
+            without forks, when each has its own.
     """
 
     input_ids: torch.Tensor
@@ -45,6 +48,7 @@ class FlatBatch:
     sample_tokens: torch.Tensor
     sample_rows: tuple[SampleRow, ...]
     sample_handles: tuple[int, ...]
+    sample_logits: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -65,6 +69,12 @@ class _HandleState:
             self.table = grown
         self.table[self.num_blocks : needed] = block_ids
         self.num_blocks = needed
+
+    def child(self, fork: Fork) -> "_HandleState":
+        """The state of a fork: what this handle has, under parameters of its own."""
+        return _HandleState(
+            fork.sampling, fork.prompt_tokens, self.table.copy(), self.num_blocks, self.written
+        )
 
 
 class BatchBuilder:
@@ -96,6 +106,7 @@ class BatchBuilder:
         if plan.step <= self._last_step:
             raise PlanError(f"step {plan.step} comes after step {self._last_step}")
         self._last_step = plan.step
+        plan.check()
         for handle in plan.forgotten:
             if self._handles.pop(handle, None) is None:
                 raise PlanError(f"step {plan.step} forgets handle {handle}, which is not known")
@@ -103,6 +114,8 @@ class BatchBuilder:
             self._admit(plan, admission)
         for grant in plan.grants:
             self._grant(plan, grant)
+        for replacement in plan.replacements:
+            self._replace(plan, replacement)
         return self._flatten(plan) if plan.handles else None
 
     def _admit(self, plan: StepPlan, admission: Admission) -> None:
@@ -113,12 +126,25 @@ class BatchBuilder:
     def _grant(self, plan: StepPlan, grant: BlockGrant) -> None:
         state = self._known(plan, grant.handle)
         for block_id in grant.block_ids:
-            if not 0 <= block_id < self._num_blocks:
-                raise PlanError(
-                    f"step {plan.step} grants block {block_id} to handle {grant.handle}; "
-                    f"the pool has {self._num_blocks}"
-                )
+            self._check_block(plan, "grants", block_id, grant.handle)
         state.extend(grant.block_ids)
+
+    def _replace(self, plan: StepPlan, replacement: Replacement) -> None:
+        state = self._known(plan, replacement.handle)
+        if not 0 <= replacement.index < state.num_blocks:
+            raise PlanError(
+                f"step {plan.step} replaces entry {replacement.index} of handle "
+                f"{replacement.handle}, whose table has {state.num_blocks}"
+            )
+        self._check_block(plan, "gives", replacement.block_id, replacement.handle)
+        state.table[replacement.index] = replacement.block_id
+
+    def _check_block(self, plan: StepPlan, verb: str, block_id: int, handle: int) -> None:
+        if not 0 <= block_id < self._num_blocks:
+            raise PlanError(
+                f"step {plan.step} {verb} block {block_id} to handle {handle}; "
+                f"the pool has {self._num_blocks}"
+            )
 
     def _known(self, plan: StepPlan, handle: int) -> _HandleState:
         state = self._handles.get(handle)
@@ -127,7 +153,6 @@ class BatchBuilder:
         return state
 
     def _flatten(self, plan: StepPlan) -> FlatBatch:
-        plan.check()
         states = [self._known(plan, handle) for handle in plan.handles]
         for handle, state, start, count in zip(
             plan.handles, states, plan.starts, plan.counts, strict=True
@@ -146,6 +171,9 @@ class BatchBuilder:
         if input_ids.min() < 0 or input_ids.max() >= self._vocab_size:
             raise PlanError(f"step {plan.step} holds a token id outside 0..{self._vocab_size - 1}")
         sampled = [row for row, wanted in enumerate(plan.samples) if wanted]
+        children = [self._fork(plan, fork) for fork in plan.forks]
+        parents = {plan.handles[row]: index for index, row in enumerate(sampled)}
+        origins = [*range(len(sampled)), *(parents[fork.parent] for fork in plan.forks)]
         return FlatBatch(
             input_ids=self._tensor(input_ids),
             positions=self._tensor(positions),
@@ -158,10 +186,21 @@ class BatchBuilder:
             ),
             sample_tokens=self._tensor((ends - 1)[sampled].astype(np.int64)),
             sample_rows=tuple(
-                _sample_row(states[row], plan.starts[row] + plan.counts[row]) for row in sampled
+                _sample_row(state) for state in (*(states[row] for row in sampled), *children)
             ),
-            sample_handles=tuple(plan.handles[row] for row in sampled),
+            sample_handles=(
+                *(plan.handles[row] for row in sampled),
+                *(fork.handle for fork in plan.forks),
+            ),
+            sample_logits=self._tensor(np.array(origins, dtype=np.int64)) if children else None,
         )
+
+    def _fork(self, plan: StepPlan, fork: Fork) -> _HandleState:
+        if fork.handle in self._handles:
+            raise PlanError(f"step {plan.step} forks into handle {fork.handle}, which is known")
+        child = self._known(plan, fork.parent).child(fork)
+        self._handles[fork.handle] = child
+        return child
 
     def _advance(
         self, plan: StepPlan, handle: int, state: _HandleState, start: int, count: int
@@ -184,5 +223,6 @@ class BatchBuilder:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
 
 
-def _sample_row(state: _HandleState, position: int) -> SampleRow:
-    return SampleRow(state.sampling, position, produced=position - state.prompt_tokens)
+def _sample_row(state: _HandleState) -> SampleRow:
+    assert state.written is not None
+    return SampleRow(state.sampling, state.written, produced=state.written - state.prompt_tokens)

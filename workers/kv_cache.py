@@ -1,12 +1,19 @@
-"""The pool of KV blocks of one rank: one tensor, and how many bytes it takes.
+"""The pools of KV blocks of one rank, on its device and in host memory, and moves between them.
 
-Layout `[block][layer][K, V][kv head][slot][head_dim]`: a block is one contiguous run over all
-layers, so it moves in one copy. Does not know which block belongs to whom. Units: blocks, bytes.
+Layout `[block][layer][K, V][kv head][slot][head_dim]` in both: a block is one contiguous run over
+all layers, so it moves in one copy, and neighbours that stay neighbours move together. Does not
+know which block belongs to whom. Units: blocks, bytes, seconds.
 """
 
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+
+from blockyard.scheduler.plan import BlockCopy
 
 __all__ = ["KVCache", "KVGeometry"]
 
@@ -35,27 +42,32 @@ class KVGeometry:
 class KVCache:
     """All KV blocks of one rank.
 
-    The memory is not cleared: slots never written to may hold anything, NaN included.
+    The memory is not cleared: slots never written to may hold anything, NaN included. Host memory
+    is page-locked when the device is a GPU, and else taken by the system page by page when used.
 
     Attributes:
         geometry: shape of a block.
         blocks: `[num_blocks, layers, 2 (K, V), kv heads, block_size, head_dim]`.
+        host_blocks: the same for the host's blocks.
     """
 
-    def __init__(self, geometry: KVGeometry, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        num_blocks: int,
+        device: torch.device,
+        num_host_blocks: int = 0,
+    ) -> None:
         if num_blocks < 1:
             raise ValueError(f"the pool has {num_blocks} blocks; it needs at least 1")
+        if num_host_blocks < 0:
+            raise ValueError(f"the host pool has {num_host_blocks} blocks; 0 means none")
         self.geometry = geometry
-        self.blocks = torch.empty(
-            num_blocks,
-            geometry.layers,
-            2,
-            geometry.kv_heads,
-            geometry.block_size,
-            geometry.head_dim,
-            dtype=geometry.dtype,
-            device=device,
-        )
+        self.blocks = _empty_pool(geometry, num_blocks, device)
+        self.host_blocks = _empty_pool(geometry, num_host_blocks, torch.device("cpu"))
+        if device.type == "cuda" and num_host_blocks:
+            unlock = _lock_pages(self.host_blocks)
+            weakref.finalize(self, unlock)
         self._layers = self.blocks.unbind(1)
 
     @property
@@ -63,6 +75,106 @@ class KVCache:
         """Blocks in the pool."""
         return self.blocks.shape[0]
 
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks in the host pool."""
+        return self.host_blocks.shape[0]
+
     def layer(self, index: int) -> torch.Tensor:
         """One layer of every block, `[num_blocks, 2, kv heads, block_size, head_dim]`, a view."""
         return self._layers[index]
+
+    def move(
+        self,
+        swap_outs: Sequence[BlockCopy] = (),
+        copies: Sequence[BlockCopy] = (),
+        swap_ins: Sequence[BlockCopy] = (),
+    ) -> float:
+        """Carry out a plan's moves: all swaps out, then all copies, then all swaps in.
+
+        Returns:
+            The seconds that the swaps took; they have ended.
+
+        Raises:
+            ValueError: a block is outside its pool, or what one column does depends on the order
+                within it. Nothing was moved.
+        """
+        _check("swapped out", swap_outs, self.num_blocks, self.num_host_blocks)
+        _check("copied", copies, self.num_blocks, self.num_blocks)
+        _check("swapped in", swap_ins, self.num_host_blocks, self.num_blocks)
+        chained = {move.source for move in copies} & {move.destination for move in copies}
+        if chained:
+            raise ValueError(f"block {min(chained)} is copied while another is copied over it")
+        seconds = self._swap(self.blocks, self.host_blocks, swap_outs)
+        _copy_runs(self.blocks, self.blocks, copies)
+        return seconds + self._swap(self.host_blocks, self.blocks, swap_ins)
+
+    def _swap(
+        self, source: torch.Tensor, destination: torch.Tensor, moves: Sequence[BlockCopy]
+    ) -> float:
+        if not moves:
+            return 0.0
+        began = time.perf_counter()
+        _copy_runs(source, destination, moves)
+        if self.blocks.is_cuda:
+            # Who is told that the step has ended may reuse both sides of the move.
+            torch.cuda.synchronize(self.blocks.device)
+        return time.perf_counter() - began
+
+
+def _empty_pool(geometry: KVGeometry, num_blocks: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(
+        num_blocks,
+        geometry.layers,
+        2,
+        geometry.kv_heads,
+        geometry.block_size,
+        geometry.head_dim,
+        dtype=geometry.dtype,
+        device=device,
+    )
+
+
+def _lock_pages(pool: torch.Tensor) -> Callable[[], object]:
+    """Let the GPU copy from and to `pool` directly, until the answer is called.
+
+    Locked in place, since torch's own pinned memory is rounded up to a power of two bytes.
+    """
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = pool.data_ptr()
+    torch.cuda.check_error(int(runtime.cudaHostRegister(address, pool.nbytes, 0)))
+    return partial(runtime.cudaHostUnregister, address)
+
+
+def _check(done: str, moves: Iterable[BlockCopy], num_sources: int, num_destinations: int) -> None:
+    filled: set[int] = set()
+    for move in moves:
+        if not 0 <= move.source < num_sources or not 0 <= move.destination < num_destinations:
+            raise ValueError(
+                f"block {move.source} is {done} to block {move.destination}; the pools have "
+                f"{num_sources} and {num_destinations} blocks"
+            )
+        if move.destination in filled:
+            raise ValueError(f"two blocks are {done} to block {move.destination}")
+        filled.add(move.destination)
+
+
+def _copy_runs(source: torch.Tensor, destination: torch.Tensor, moves: Sequence[BlockCopy]) -> None:
+    for first, target, length in _runs(moves):
+        destination[target : target + length].copy_(
+            source[first : first + length], non_blocking=True
+        )
+
+
+def _runs(moves: Iterable[BlockCopy]) -> Iterator[tuple[int, int, int]]:
+    """Source, destination and length of each run that is adjacent on both sides."""
+    first = target = length = 0
+    for source, destination in sorted((move.source, move.destination) for move in moves):
+        if length and source == first + length and destination == target + length:
+            length += 1
+            continue
+        if length:
+            yield first, target, length
+        first, target, length = source, destination, 1
+    if length:
+        yield first, target, length

@@ -11,12 +11,23 @@ import torch
 
 from blockyard.workers.config import WorkerConfig
 
-__all__ = ["NoRoom", "count_blocks", "default_budget", "measure_peak", "useful_blocks"]
+__all__ = [
+    "NoRoom",
+    "count_blocks",
+    "count_host_blocks",
+    "default_budget",
+    "measure_peak",
+    "useful_blocks",
+]
 
 CPU_DEFAULT_BYTES = 1 << 30
 """Most memory taken on a CPU without being asked to: a laptop should stay usable."""
 
+CPU_HOST_BYTES = 512 << 20
+"""Most memory for swapped blocks on a CPU without being asked to: it is the same memory."""
+
 CPU_SHARE = 0.25
+HOST_SHARE = 0.25
 GPU_SHARE = 0.9
 
 
@@ -85,6 +96,21 @@ def count_blocks(
             f"{needed} ({_mib(needed * block_bytes)}); allow more memory or a shorter context"
         )
     return blocks
+
+
+def count_host_blocks(
+    config: WorkerConfig, block_bytes: int, num_blocks: int, device: torch.device
+) -> int:
+    """How many blocks this rank keeps in host memory: as configured, or a default.
+
+    By default a quarter of what the host has, at most as many as there are on the device.
+    """
+    if config.num_host_blocks is not None:
+        return config.num_host_blocks
+    room = int(HOST_SHARE * _available_bytes())
+    if device.type == "cpu":
+        room = min(room, CPU_HOST_BYTES)
+    return min(room // block_bytes, num_blocks)
 
 
 def _context_blocks(config: WorkerConfig) -> int:

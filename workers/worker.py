@@ -6,29 +6,26 @@ Units: tokens, blocks, bytes, seconds.
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from blockyard.cuda.backend import AttentionBackend, AttentionBatch
+from blockyard.cuda.backend import AttentionBackend
 from blockyard.cuda.reference import ReferenceBackend
 from blockyard.scheduler.plan import RowError, StepPlan, StepResult
-from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.attention import CachedAttention
 from blockyard.workers.batch import BatchBuilder, FlatBatch
 from blockyard.workers.config import Executor, WorkerConfig, WorkerKind, WorkerProfile
 from blockyard.workers.description import describe_model
 from blockyard.workers.kv_cache import KVCache, KVGeometry
-from blockyard.workers.memory import count_blocks, measure_peak
+from blockyard.workers.memory import count_blocks, count_host_blocks, measure_peak
 from blockyard.workers.model import DecoderModel
+from blockyard.workers.profiling import largest_batch, measure_link, measure_prefill
 from blockyard.workers.progress import ProgressReporter, SilentProgress
-from blockyard.workers.sampler import SampleRow, sample
+from blockyard.workers.sampler import sample
 
 __all__ = ["ModelWorker", "make_worker"]
-
-_PROFILE_LENGTH = 256
-"""Context of the decoding requests in the measured step: enough to fill a backend's workspace."""
 
 
 class ModelWorker:
@@ -71,12 +68,14 @@ class ModelWorker:
             self._progress,
         )
         geometry = self._geometry(self._model)
+        self._progress.stage("measuring steps", None)
         activation_bytes = 0
         if config.num_blocks is not None:
             blocks = config.num_blocks
         else:
-            activation_bytes = self._measure(self._model, geometry)
+            activation_bytes = self._measure_peak(self._model, geometry)
             blocks = count_blocks(config, geometry.block_bytes, activation_bytes, self._device)
+        host_blocks = count_host_blocks(config, geometry.block_bytes, blocks, self._device)
         return WorkerProfile(
             max_blocks=blocks,
             block_bytes=geometry.block_bytes,
@@ -84,14 +83,21 @@ class ModelWorker:
             activation_bytes=activation_bytes,
             device=str(self._device),
             dtype=str(self._model.dtype).removeprefix("torch."),
+            max_host_blocks=host_blocks,
+            prefill_tokens_per_second=self._measure_prefill(self._model, geometry),
+            link_bytes_per_second=(
+                measure_link(geometry, min(blocks, host_blocks), self._device)
+                if host_blocks
+                else 0.0
+            ),
         )
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Make the pool; see `Executor`."""
+        """Make the pools; see `Executor`."""
         model = self._loaded()
         if self._cache is not None:
             raise RuntimeError("the pool was made before; it is made once")
-        self._cache = KVCache(self._geometry(model), num_blocks, self._device)
+        self._cache = KVCache(self._geometry(model), num_blocks, self._device, num_host_blocks)
         self._batches = BatchBuilder(
             num_blocks, self._config.block_size, model.vocab_size, self._device
         )
@@ -101,6 +107,7 @@ class ModelWorker:
 
         Raises:
             PlanError: the plan contradicts the ones before it.
+            ValueError: it moves blocks that the pools do not have.
         """
         began = time.perf_counter()
         if self._cache is None or self._batches is None:
@@ -108,16 +115,20 @@ class ModelWorker:
         token_ids: tuple[int, ...] = ()
         errors: tuple[RowError, ...] = ()
         batch = self._batches.apply(plan)
+        copy_seconds = self._cache.move(plan.swap_outs, plan.copies, plan.swap_ins)
         if batch is not None:
             with torch.inference_mode():
                 token_ids, errors = self._compute(self._loaded(), self._cache, batch)
-        return StepResult(plan.step, token_ids, errors, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return StepResult(plan.step, token_ids, errors, seconds - copy_seconds, copy_seconds)
 
     def _compute(
         self, model: DecoderModel, cache: KVCache, batch: FlatBatch
     ) -> tuple[tuple[int, ...], tuple[RowError, ...]]:
         attention = CachedAttention(cache, self._backend.begin(batch.attention))
         logits = model.forward(batch.input_ids, batch.positions, batch.sample_tokens, attention)
+        if batch.sample_logits is not None:
+            logits = logits[batch.sample_logits]
         sampled = sample(logits, batch.sample_rows)
         errors = tuple(
             RowError(
@@ -128,18 +139,25 @@ class ModelWorker:
         )
         return sampled.token_ids, errors
 
-    def _measure(self, model: DecoderModel, geometry: KVGeometry) -> int:
+    def _measure_peak(self, model: DecoderModel, geometry: KVGeometry) -> int:
         """Peak bytes of the largest step, run on a pool of one block that all requests share."""
-        self._progress.stage("measuring the largest step", None)
+        batch = largest_batch(self._config, self._device)
+        run = self._runner(model, geometry)
+        return measure_peak(lambda: run(batch), self._device)
+
+    def _measure_prefill(self, model: DecoderModel, geometry: KVGeometry) -> float:
+        return measure_prefill(self._config, self._device, self._runner(model, geometry))
+
+    def _runner(self, model: DecoderModel, geometry: KVGeometry) -> Callable[[FlatBatch], None]:
+        """Runs batches on a cleared pool of one block."""
         cache = KVCache(geometry, 1, self._device)
         cache.blocks.zero_()
-        batch = _largest_batch(self._config, self._device)
 
-        def step() -> None:
+        def run(batch: FlatBatch) -> None:
             with torch.inference_mode():
                 self._compute(model, cache, batch)
 
-        return measure_peak(step, self._device)
+        return run
 
     def _geometry(self, model: DecoderModel) -> KVGeometry:
         shape = model.attention
@@ -175,35 +193,3 @@ def _resolve_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda, but torch sees no CUDA device here; use cpu or auto")
     return torch.device(name)
-
-
-def _largest_batch(config: WorkerConfig, device: torch.device) -> FlatBatch:
-    """A full step: one chunk, one request at the longest context, the rest decoding; all sampled.
-
-    Every block table points at block 0: the values mean nothing, the memory is that of real ones.
-    """
-    requests = max(1, min(config.max_running, config.max_step_tokens))
-    counts = np.ones(requests, dtype=np.int32)
-    counts[0] = min(config.max_step_tokens - requests + 1, config.max_context_tokens)
-    lengths = np.full(requests, min(_PROFILE_LENGTH, config.max_context_tokens), dtype=np.int32)
-    lengths[0] = counts[0]
-    lengths[-1] = config.max_context_tokens
-    tokens = int(counts.sum())
-    widest = -(-config.max_context_tokens // config.block_size)
-    zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
-    # Sampling with every option takes the most memory.
-    sampling = SamplingParams(temperature=1.0, top_p=0.5, top_k=2)
-    return FlatBatch(
-        input_ids=zeros,
-        positions=zeros,
-        attention=AttentionBatch(
-            counts=counts,
-            lengths=lengths,
-            block_tables=torch.zeros(requests, widest, dtype=torch.int32, device=device),
-            slots=zeros,
-            block_size=config.block_size,
-        ),
-        sample_tokens=torch.from_numpy(np.cumsum(counts) - 1).to(device, torch.int64),
-        sample_rows=(SampleRow(sampling, position=0, produced=0),) * requests,
-        sample_handles=tuple(range(requests)),
-    )

@@ -72,18 +72,19 @@ def tiny_dir(tiny_llama: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def make_tiny_worker(tiny_dir: Path) -> Callable[..., ModelWorker]:
-    def make(num_blocks: int = 64, block_size: int = 16) -> ModelWorker:
+    def make(num_blocks: int = 64, block_size: int = 16, num_host_blocks: int = 0) -> ModelWorker:
         config = WorkerConfig(
             model_dir=str(tiny_dir),
             max_context_tokens=512,
             device="cpu",
             block_size=block_size,
             num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
             threads=1,
         )
         worker = ModelWorker(config)
         worker.load()
-        worker.allocate(num_blocks)
+        worker.allocate(num_blocks, num_host_blocks)
         return worker
 
     return make

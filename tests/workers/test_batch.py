@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from blockyard.scheduler.plan import Admission, BlockGrant, StepPlan
+from blockyard.scheduler.plan import Admission, BlockGrant, Fork, Replacement, StepPlan
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.batch import BatchBuilder, FlatBatch, PlanError
 
@@ -87,6 +87,59 @@ def test_readmission_under_a_new_handle() -> None:
     assert _apply(builder, plan).attention.slots.tolist() == [4, 5, 6, 7]
 
 
+def test_children_sample_from_their_parents_logits() -> None:
+    builder = _builder()
+    _apply(builder, FIRST)
+    forks = (
+        Fork(7, 12, SamplingParams(seed=1, choice=2), 6),
+        Fork(8, 10, SamplingParams(seed=2, choice=1), 2),
+        Fork(7, 11, SamplingParams(seed=1, choice=1), 6),
+    )
+    batch = _apply(builder, replace(SECOND, forks=forks))
+    assert batch.sample_tokens.tolist() == [0, 3]
+    assert batch.sample_logits is not None
+    assert batch.sample_logits.tolist() == [0, 1, 1, 0, 1]
+    assert batch.sample_handles == (8, 7, 12, 10, 11)
+    assert [
+        (row.sampling.seed, row.sampling.choice, row.position, row.produced)
+        for row in batch.sample_rows
+    ] == [(2, 0, 3, 1), (1, 0, 9, 3), (1, 2, 9, 3), (2, 1, 3, 1), (1, 1, 9, 3)]
+
+
+def test_children_go_their_own_way() -> None:
+    builder = _builder()
+    _apply(builder, FIRST)
+    _apply(builder, replace(SECOND, forks=(Fork(7, 9, SamplingParams(choice=1), 6),)))
+    third = replace(
+        SECOND,
+        step=3,
+        grants=(BlockGrant(9, (4,)),),
+        replacements=(Replacement(9, 2, 6),),
+        handles=(9, 7),
+        starts=(9, 9),
+        counts=(4, 1),
+        token_ids=(1, 2, 3, 4, 5),
+    )
+    batch = _apply(builder, third)
+    assert batch.sample_logits is None
+    assert batch.attention.block_tables.tolist() == [[5, 2, 6, 4], [5, 2, 0, 0]]
+    assert batch.attention.slots.tolist() == [25, 26, 27, 16, 1]
+    # The parent's end does not touch the child.
+    fourth = replace(
+        third,
+        step=4,
+        forgotten=(7,),
+        grants=(),
+        replacements=(),
+        handles=(9,),
+        starts=(13,),
+        counts=(1,),
+        samples=(True,),
+        token_ids=(1,),
+    )
+    assert _apply(builder, fourth).attention.slots.tolist() == [17]
+
+
 def test_tables_grow() -> None:
     builder = BatchBuilder(num_blocks=600, block_size=1, vocab_size=30, device=torch.device("cpu"))
     plan = replace(
@@ -115,6 +168,17 @@ def test_tables_grow() -> None:
         ({"grants": ()}, r"computes positions 6..8 of handle 7, whose blocks hold 8"),
         ({"starts": (2, 5)}, "handle 7 from position 5, but 6 tokens are written"),
         ({"handles": (8, 3)}, "names handle 3, which is not known"),
+        ({"replacements": (Replacement(3, 0, 1),)}, "names handle 3, which is not known"),
+        (
+            {"replacements": (Replacement(7, 3, 1),)},
+            "replaces entry 3 of handle 7, whose table has 3",
+        ),
+        ({"replacements": (Replacement(7, -1, 1),)}, "replaces entry -1 of handle 7"),
+        (
+            {"replacements": (Replacement(7, 0, 10),)},
+            "gives block 10 to handle 7; the pool has 10",
+        ),
+        ({"forks": (Fork(7, 8, SamplingParams(), 1),)}, "forks into handle 8, which is known"),
         ({"token_ids": (22, 16, 17, 30)}, r"a token id outside 0..29"),
         ({"token_ids": (22, 16, 17, -1)}, r"a token id outside 0..29"),
     ],

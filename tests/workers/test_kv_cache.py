@@ -1,8 +1,11 @@
-"""The pool's shape, which swaps and kernels rely on."""
+"""The pools' shape, which swaps and kernels rely on, and moves of blocks."""
+
+import random
 
 import pytest
 import torch
 
+from blockyard.scheduler.plan import BlockCopy
 from blockyard.workers.kv_cache import KVCache, KVGeometry
 
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=8, block_size=4, dtype=torch.bfloat16)
@@ -35,3 +38,117 @@ def test_layers_are_views_of_the_pool() -> None:
 def test_empty_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="0 blocks"):
         KVCache(GEOMETRY, 0, torch.device("cpu"))
+
+
+CPU = torch.device("cpu")
+
+
+def _marked(num_blocks: int, num_host_blocks: int) -> KVCache:
+    """Block `b` holds `b` everywhere, host block `b` holds `-1 - b`."""
+    cache = KVCache(GEOMETRY, num_blocks, CPU, num_host_blocks)
+    for block in range(num_blocks):
+        cache.blocks[block] = block
+    for block in range(num_host_blocks):
+        cache.host_blocks[block] = -1 - block
+    return cache
+
+
+def _contents(pool: torch.Tensor) -> list[float]:
+    flat = pool.flatten(1)
+    assert torch.equal(flat, flat[:, :1].expand_as(flat)), "a block was moved in part"
+    return flat[:, 0].tolist()
+
+
+def _moves(*pairs: tuple[int, int]) -> tuple[BlockCopy, ...]:
+    return tuple(BlockCopy(*pair) for pair in pairs)
+
+
+def test_host_pool_has_the_same_layout() -> None:
+    cache = KVCache(GEOMETRY, 5, CPU, 3)
+    assert cache.num_host_blocks == 3
+    assert cache.host_blocks.shape[1:] == cache.blocks.shape[1:]
+    assert KVCache(GEOMETRY, 5, CPU).num_host_blocks == 0
+
+
+def test_moves_happen_in_order_out_copy_in() -> None:
+    cache = _marked(6, 4)
+    # Block 2 is saved, then overwritten by a copy, in one plan; so is 3, by what comes back.
+    seconds = cache.move(
+        swap_outs=_moves((2, 0), (3, 3)), copies=_moves((5, 2)), swap_ins=_moves((1, 3), (0, 4))
+    )
+    assert _contents(cache.blocks) == [0, 1, 5, -2, 2, 5]
+    assert _contents(cache.host_blocks) == [2, -2, -3, 3]
+    assert seconds > 0
+
+
+def test_a_round_trip_in_one_plan() -> None:
+    cache = _marked(4, 2)
+    cache.move(swap_outs=_moves((1, 0)), swap_ins=_moves((0, 1)))
+    assert _contents(cache.blocks) == [0, 1, 2, 3]
+
+
+def test_one_block_copied_to_many_and_nothing_to_do() -> None:
+    cache = _marked(5, 0)
+    assert cache.move(copies=_moves((1, 4), (1, 0), (1, 3))) == 0.0
+    assert _contents(cache.blocks) == [1, 1, 2, 1, 1]
+    assert cache.move() == 0.0
+
+
+def test_any_moves_equal_single_ones() -> None:
+    rng = random.Random(5)
+    for _ in range(50):
+        cache = _marked(24, 24)
+        # Runs, broken runs, and runs on one side alone.
+        count = rng.randint(1, 24)
+        sources = sorted(rng.sample(range(24), count))
+        shift = rng.choice([0, 24 - count])
+        targets = rng.choice([list(range(shift, shift + count)), rng.sample(range(24), count)])
+        pairs = list(zip(sources, targets, strict=True))
+        rng.shuffle(pairs)
+        expected = _contents(cache.host_blocks)
+        for source, target in pairs:
+            expected[target] = source
+        cache.move(swap_outs=_moves(*pairs))
+        assert _contents(cache.host_blocks) == expected
+        assert _contents(cache.blocks) == list(range(24))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"swap_outs": _moves((6, 0))}, "block 6 is swapped out to block 0; .* 6 and 4 blocks"),
+        ({"swap_outs": _moves((0, 4))}, "to block 4"),
+        ({"swap_outs": _moves((-1, 0))}, "block -1 is swapped out"),
+        ({"swap_outs": _moves((0, 1), (1, 1))}, "two blocks are swapped out to block 1"),
+        ({"copies": _moves((0, 6))}, "copied to block 6"),
+        ({"copies": _moves((0, 2), (1, 2))}, "two blocks are copied to block 2"),
+        ({"copies": _moves((0, 1), (1, 2))}, "block 1 is copied while another"),
+        ({"swap_ins": _moves((4, 0))}, "block 4 is swapped in .* 4 and 6 blocks"),
+        ({"swap_ins": _moves((0, -1))}, "to block -1"),
+        ({"swap_ins": _moves((0, 3), (1, 3))}, "two blocks are swapped in to block 3"),
+    ],
+)
+def test_moves_that_mean_nothing_move_nothing(
+    columns: dict[str, tuple[BlockCopy, ...]], message: str
+) -> None:
+    cache = _marked(6, 4)
+    with pytest.raises(ValueError, match=message):
+        cache.move(**{"swap_ins": _moves((0, 0)), **columns})
+    assert _contents(cache.blocks) == [0, 1, 2, 3, 4, 5]
+    assert _contents(cache.host_blocks) == [-1, -2, -3, -4]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_moves_between_a_gpu_and_locked_memory() -> None:
+    cache = KVCache(GEOMETRY, 6, torch.device("cuda"), 4)
+    assert cache.host_blocks.is_pinned()
+    for block in range(6):
+        cache.blocks[block] = block
+    cache.move(swap_outs=_moves((2, 0), (3, 1), (5, 3)), swap_ins=_moves((0, 5), (1, 2)))
+    assert _contents(cache.blocks.cpu()) == [0, 1, 3, 3, 4, 2]
+    assert _contents(cache.host_blocks[[0, 1, 3]]) == [2, 3, 5]
+
+
+def test_negative_host_pool_is_refused() -> None:
+    with pytest.raises(ValueError, match="-1 blocks; 0 means none"):
+        KVCache(GEOMETRY, 1, CPU, -1)

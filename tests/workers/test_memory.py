@@ -7,7 +7,13 @@ import torch
 
 from blockyard.workers import memory
 from blockyard.workers.config import WorkerConfig
-from blockyard.workers.memory import NoRoom, count_blocks, default_budget, measure_peak
+from blockyard.workers.memory import (
+    NoRoom,
+    count_blocks,
+    count_host_blocks,
+    default_budget,
+    measure_peak,
+)
 
 CPU = torch.device("cpu")
 CONFIG = WorkerConfig(model_dir="", max_context_tokens=1000, block_size=16, max_running=8)
@@ -41,6 +47,17 @@ def test_default_budget_leaves_most_of_the_machine(monkeypatch: pytest.MonkeyPat
     assert default_budget(CPU) == 512 << 20
     monkeypatch.setattr(memory, "_available_bytes", lambda: 64 << 30)
     assert default_budget(CPU) == 1 << 30
+
+
+def test_host_blocks_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 1 << 30)
+    assert count_host_blocks(CONFIG, 1 << 20, 10_000, CPU) == 256
+    assert count_host_blocks(CONFIG, 1 << 20, 100, CPU) == 100
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 64 << 30)
+    assert count_host_blocks(CONFIG, 1 << 20, 10**6, CPU) == 512
+    assert count_host_blocks(CONFIG, 1 << 20, 10**6, torch.device("cuda")) == 16 << 10
+    assert count_host_blocks(replace(CONFIG, num_host_blocks=0), 1 << 20, 100, CPU) == 0
+    assert count_host_blocks(replace(CONFIG, num_host_blocks=999), 1 << 20, 100, CPU) == 999
 
 
 def test_peak_is_seen_even_when_given_back() -> None:
