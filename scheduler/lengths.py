@@ -79,7 +79,8 @@ class Lengths:
             samples=kept,
             mean=float(kept.mean()),
             p99=float(np.quantile(kept, 0.99)),
-            assumption=f"{self.assumption}; {share:.1%} are over the limit and left out",
+            assumption=f"{self.assumption}; {len(self.samples) - len(kept):,} of them are over the "
+            "limit and left out",
         )
 
     def _blocks(self, block_size: int, shared_tokens: int) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""What a memory's figures mean for its owner: three rules, each with its words.
+"""What a memory's figures mean for its owner: a few rules, each with its words.
 
 Utilisation is the share of KV memory that holds tokens. The rules say what is worth doing, not how
 much it brings: the planner's figures do that. Units: tokens; ratios from 0 to 1.
@@ -22,6 +22,7 @@ class Finding(StrEnum):
     OUT_OF_MEMORY_RISK = "out_of_memory_risk"
     WELL_USED = "well_used"
     BLOCKS_PAY = "blocks_pay"
+    STATIC_BATCHING = "static_batching"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ def give_verdict(
     limit: int | None,
     external_fragmentation: float | None = None,
     gain: float | None = None,
+    batch_useful_ratio: float | None = None,
 ) -> Verdict:
     """Judge a contiguous memory; None stands for what is not known.
 
@@ -47,6 +49,7 @@ def give_verdict(
         limit: tokens that are reserved for a request.
         external_fragmentation: `1 - largest_free / total_free`.
         gain: how many times as many requests run with blocks.
+        batch_useful_ratio: useful share of the work of static batches.
     """
     findings: list[Finding] = []
     sentences: list[str] = []
@@ -60,6 +63,12 @@ def give_verdict(
         finding, sentence = _judge_use(utilisation, p99_length, limit, gain)
         findings.append(finding)
         sentences.append(sentence)
+    if batch_useful_ratio is not None and batch_useful_ratio < _GOOD_UTILISATION:
+        findings.append(Finding.STATIC_BATCHING)
+        sentences.append(
+            f"static batching: only {batch_useful_ratio:.0%} of its work is useful; continuous "
+            "batching refills a place as soon as its request ends."
+        )
     if not sentences:
         sentences.append("no waste that blocks would remove shows in these figures.")
     return Verdict(tuple(findings), " ".join(sentences))

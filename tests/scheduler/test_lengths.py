@@ -22,7 +22,7 @@ def test_cutting_at_the_limit_keeps_what_was_stated() -> None:
 def test_measured_requests_over_the_limit_are_left_out_and_counted() -> None:
     lengths = measured_lengths([10, 20, 30, 1000], "a test").within(100)
     assert lengths.mean == 20
-    assert lengths.assumption.endswith("25.0% are over the limit and left out")
+    assert lengths.assumption.endswith("; 1 of them are over the limit and left out")
 
 
 def test_blocks_are_whole_and_at_least_one_is_each_requests_own() -> None:

@@ -8,6 +8,9 @@ def test_a_static_batch_waits_for_its_longest() -> None:
     work = static_batch_work([10, 50, 100, 200])
     assert (work.iterations, work.useful, work.computed) == (200, 360, 800)
     assert work.useful_ratio == 0.45
+    verdict = give_verdict(None, None, None, batch_useful_ratio=work.useful_ratio)
+    assert verdict.findings == (Finding.STATIC_BATCHING,)
+    assert give_verdict(None, None, None, batch_useful_ratio=1.0).findings == ()
 
 
 @pytest.mark.parametrize("outputs", [[], [10, 0]])
