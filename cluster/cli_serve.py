@@ -56,6 +56,15 @@ def serve(
     ] = "auto",
     block_size: Annotated[int, typer.Option(help="Token slots in a block.", min=1)] = 16,
     blocks: Blocks = None,
+    host_blocks: Annotated[
+        int | None,
+        typer.Option(
+            help="Blocks of each group in host memory, for requests that are swapped out; 0 turns "
+            "swapping off.",
+            show_default="from the device",
+            min=0,
+        ),
+    ] = None,
     kv_memory_mib: Annotated[
         int | None,
         typer.Option(
@@ -104,6 +113,7 @@ def serve(
         "dtype": dtype,
         "block_size": block_size,
         "num_blocks": blocks,
+        "num_host_blocks": host_blocks,
         "kv_memory_bytes": kv_memory_mib * 2**20 if kv_memory_mib is not None else None,
         "threads": threads,
         "max_running": max_running,

@@ -21,7 +21,8 @@ class ServeConfig:
 
     Attributes:
         model: what to serve; its directory is the same on every node.
-        kind, device, dtype, block_size, num_blocks, kv_memory_bytes, threads: see `WorkerConfig`.
+        kind, device, dtype, block_size, num_blocks, num_host_blocks, kv_memory_bytes, threads:
+            see `WorkerConfig`.
         max_running, max_step_tokens, max_waiting: see `SchedulerConfig`.
         num_groups: copies of the model.
         num_ranks: workers in each group.
@@ -39,6 +40,7 @@ class ServeConfig:
     dtype: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
+    num_host_blocks: int | None = None
     kv_memory_bytes: int | None = None
     threads: int | None = None
     max_running: int = 256
@@ -60,6 +62,10 @@ class ServeConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.num_blocks is not None and self.num_blocks < 1:
             raise ValueError(f"num_blocks is {self.num_blocks}; it must be at least 1")
+        if self.num_host_blocks is not None and self.num_host_blocks < 0:
+            raise ValueError(
+                f"num_host_blocks is {self.num_host_blocks}; it must be 0 (no swapping) or more"
+            )
         for name in ("drain_seconds", "stall_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
@@ -90,6 +96,7 @@ class ServeConfig:
             dtype=self.dtype,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
+            num_host_blocks=self.num_host_blocks,
             kv_memory_bytes=self.kv_memory_bytes,
             threads=self.threads,
             max_step_tokens=self.max_step_tokens,

@@ -46,8 +46,11 @@ class GroupReplica:
             *(worker.load.remote() for worker in self._workers)
         )
         num_blocks = min(profile.max_blocks for profile in profiles)
+        num_host_blocks = min(profile.max_host_blocks for profile in profiles)
         self._note("allocating blocks")
-        await asyncio.gather(*(worker.allocate.remote(num_blocks) for worker in self._workers))
+        await asyncio.gather(
+            *(worker.allocate.remote(num_blocks, num_host_blocks) for worker in self._workers)
+        )
         endpoints = await asyncio.gather(*(worker.listen.remote() for worker in self._workers))
         self._group = await WorkerGroup.connect(endpoints)
         changed = asyncio.Event()
@@ -72,7 +75,13 @@ class GroupReplica:
         link = CentralLink(self._server, identity, locate, changed)
         self._link = asyncio.create_task(link.run(), name="central-link")
         self._note("ready")
-        logger.info("%s serves %s with %d blocks", self._group_id, config.model.name, num_blocks)
+        logger.info(
+            "%s serves %s with %d blocks and %d in host memory",
+            self._group_id,
+            config.model.name,
+            num_blocks,
+            num_host_blocks,
+        )
 
     async def check_health(self) -> None:
         """Called by Serve; raising has the replica replaced."""

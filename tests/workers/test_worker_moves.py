@@ -66,16 +66,19 @@ class _Family:
         self.step = 0
 
     def prefill(self) -> None:
-        """The prompt in blocks 4, 9 and 2, the last of them half full; then two forks."""
+        """The prompt in blocks 4, 9 and 2, the last of them half full; then two forks.
+
+        A stranger's row comes before, and stays in the tables for good.
+        """
         self.step += 1
         first = self.plan(
             1,
-            admitted=(1,),
-            grants={1: (4, 9, 2)},
-            rows={1: (0, tuple(self.prompt))},
+            admitted=(0, 1),
+            grants={0: (11,), 1: (4, 9, 2)},
+            rows={0: (0, (7, 7, 7)), 1: (0, tuple(self.prompt))},
             forks=((1, 2), (1, 3)),
         )
-        self.book((1, 2, 3), self.worker.execute(first).token_ids)
+        self.book((1, 2, 3), self.worker.execute(first).token_ids[1:])
 
     def decode(self, count: int, **first: Any) -> None:
         for _ in range(count):

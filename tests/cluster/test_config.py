@@ -1,0 +1,21 @@
+"""What a deployment is told reaches its ranks, and what cannot be started is refused."""
+
+import pytest
+
+from blockyard.cluster.config import ServeConfig
+from blockyard.workers.description import ModelDescription
+
+MODEL = ModelDescription("witness", "/nowhere", "Witness", 256, 97, ())
+
+
+def test_pool_sizes_reach_every_rank() -> None:
+    config = ServeConfig(MODEL, num_blocks=64, num_host_blocks=32, block_size=8)
+    worker = config.worker(0)
+    assert (worker.num_blocks, worker.num_host_blocks, worker.block_size) == (64, 32, 8)
+    assert ServeConfig(MODEL).worker(0).num_host_blocks is None
+    assert ServeConfig(MODEL, num_host_blocks=0).worker(0).num_host_blocks == 0
+
+
+def test_a_host_pool_is_never_negative() -> None:
+    with pytest.raises(ValueError, match="num_host_blocks is -1; it must be 0"):
+        ServeConfig(MODEL, num_host_blocks=-1)
