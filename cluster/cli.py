@@ -6,6 +6,7 @@ import typer
 
 from blockyard.cluster.cli_generate import generate
 from blockyard.cluster.cli_ledger import ledger
+from blockyard.cluster.cli_measure import measure
 from blockyard.cluster.cli_model import model_app
 from blockyard.cluster.cli_plan import plan
 from blockyard.cluster.cli_serve import demo, serve
@@ -26,6 +27,7 @@ app.command("demo")(demo)
 app.command("generate")(generate)
 app.command("ledger")(ledger)
 app.command("plan")(plan)
+app.command("measure")(measure)
 app.add_typer(model_app, name="model")
 
 
