@@ -142,7 +142,12 @@ def _lock_pages(pool: torch.Tensor) -> Callable[[], object]:
     """
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = pool.data_ptr()
-    torch.cuda.check_error(int(runtime.cudaHostRegister(address, pool.nbytes, 0)))
+    code = int(runtime.cudaHostRegister(address, pool.nbytes, 0))
+    if code:
+        raise MemoryError(
+            f"CUDA error {code}: {pool.nbytes / 2**20:,.0f} MiB of host memory for swapped blocks "
+            "cannot be locked; ask for fewer host blocks, or raise the limit on locked memory"
+        )
     return partial(runtime.cudaHostUnregister, address)
 
 

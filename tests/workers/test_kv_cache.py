@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from blockyard.scheduler.plan import BlockCopy
+from blockyard.workers import kv_cache
 from blockyard.workers.kv_cache import KVCache, KVGeometry
 
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=8, block_size=4, dtype=torch.bfloat16)
@@ -147,6 +148,40 @@ def test_moves_between_a_gpu_and_locked_memory() -> None:
     cache.move(swap_outs=_moves((2, 0), (3, 1), (5, 3)), swap_ins=_moves((0, 5), (1, 2)))
     assert _contents(cache.blocks.cpu()) == [0, 1, 3, 3, 4, 2]
     assert _contents(cache.host_blocks[[0, 1, 3]]) == [2, 3, 5]
+
+
+class LockingRuntime:
+    """Stands in for the CUDA runtime's calls."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.locked: list[tuple[int, int]] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.locked.append((address, size))
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        (only,) = self.locked
+        assert only[0] == address
+        self.locked.clear()
+        return 0
+
+
+def test_locked_memory_is_the_whole_host_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = LockingRuntime(0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    pool = KVCache(GEOMETRY, 1, CPU, 3).host_blocks
+    unlock = kv_cache._lock_pages(pool)
+    assert runtime.locked == [(pool.data_ptr(), 3 * GEOMETRY.block_bytes)]
+    unlock()
+    assert not runtime.locked
+
+
+def test_memory_that_cannot_be_locked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: LockingRuntime(2))
+    with pytest.raises(MemoryError, match=r"CUDA error 2: .* ask for fewer host blocks"):
+        kv_cache._lock_pages(KVCache(GEOMETRY, 1, CPU, 3).host_blocks)
 
 
 def test_negative_host_pool_is_refused() -> None:
