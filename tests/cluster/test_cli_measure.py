@@ -13,7 +13,6 @@ from typer.testing import CliRunner, Result
 from blockyard.cluster.cli import app
 from blockyard.cluster.measure_report import mean_sample
 from blockyard.cluster.metrics_source import MetricsSource, SourceUnreachable, collect_samples
-from blockyard.cluster.server_metrics import MetricsUnreadable, read_sample
 
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -156,38 +155,12 @@ def test_a_vllm_server_with_two_engines(stub: StubServer) -> None:
     assert stub.asked == ["/metrics", "/v1/models"]
 
 
-def test_newer_vllm_tells_its_size_and_limit_in_one_place() -> None:
-    labels = 'kv_cache_size_tokens="8192",kv_cache_max_concurrency="4.0",num_gpu_blocks="None"'
-    sample = read_sample(
-        f"vllm:cache_config_info{{{labels}}} 1.0\nvllm:num_requests_running 1.0\n"
-        "vllm:kv_cache_usage_perc 0.5\n"
-    )
-    assert (sample.capacity_tokens, sample.limit, sample.used_tokens) == (8192, 2048, 4096)
-
-
-def test_older_vllm_has_another_name_for_use() -> None:
-    text = VLLM.replace("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-    assert read_sample(text).used_tokens == 24_000
-
-
 def test_ranks_of_one_sglang_engine_count_once(stub: StubServer) -> None:
     stub.answers = {"/metrics": [SGLANG]}
     found = answer("--metrics", stub.address, "--seconds", "0", "--max-seq-len", "2000")
     assert (found["capacity_tokens"], found["used_tokens"]) == (40_000, 12_000)
     assert (found["running"], found["mean_length"]) == (20, 600)
     assert any("rounded" in note for note in found["assumptions"])
-
-
-def test_sglang_ranks_of_data_parallelism_add_up() -> None:
-    text = SGLANG.replace("tp_rank", "dp_rank")
-    assert read_sample(text).running == 40
-
-
-def test_sglang_tells_shared_prefixes_apart() -> None:
-    more = "sglang:decode_sum_seq_lens 30000.0\nsglang:max_total_num_tokens 50000.0\n"
-    sample = read_sample(SGLANG + more + "sglang:context_len 8192.0\n")
-    assert (sample.used_tokens, sample.held_tokens) == (12_000, 30_000)
-    assert (sample.capacity_tokens, sample.limit) == (50_000, 8192)
 
 
 def test_a_tgi_server_tells_its_limits_elsewhere(stub: StubServer) -> None:
@@ -272,15 +245,6 @@ def test_a_server_that_is_not_full_is_told_as_such(stub: StubServer) -> None:
     stub.answers = {"/metrics": [calm]}
     found = answer("--metrics", stub.address, "--seconds", "0", "--max-seq-len", "8192")
     assert any("not full" in note for note in found["assumptions"])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("up 1\n", "no metrics of vLLM"), ("<html>", "no"), ("a{b=} x", "no Prometheus text")],
-)
-def test_other_texts_are_refused(text: str, message: str) -> None:
-    with pytest.raises(MetricsUnreadable, match=message):
-        read_sample(text)
 
 
 def test_a_server_that_fails_is_told(stub: StubServer) -> None:
