@@ -13,6 +13,7 @@ has held a place, age alone counts: parked, it is next; running, it yields to no
 
 import heapq
 from bisect import insort
+from collections import deque
 
 from blockyard.scheduler.request import Request, RequestState
 from blockyard.scheduler.tenant_line import TenantLine
@@ -125,6 +126,28 @@ class WaitingQueue:
         """Everyone in the queue, in no particular order."""
         return tuple(self._members.values())
 
+    def ordered(self) -> list[Request]:
+        """Everyone in the queue, in the order of service if nothing more were charged.
+
+        Sorts the whole queue: for people who ask, not for steps.
+        """
+        order: list[Request] = []
+        for rank in self._ranks:
+            members = [m for m in self._members.values() if -m.spec.priority == rank]
+            members.sort(key=lambda m: m.sequence)
+            parked = deque(m for m in members if m.state is RequestState.PARKED)
+            waiting = [m for m in members if m.state is RequestState.WAITING]
+            for request in sorted(waiting, key=lambda m: (self.charged(m), m.sequence)):
+                while parked and parked[0].sequence < request.sequence:
+                    order.append(parked.popleft())
+                order.append(request)
+            order.extend(parked)
+        return order
+
+    def tokens_ahead(self, priority: int) -> int:
+        """Tokens known of all who wait with this priority or a higher one."""
+        return sum(self._lines[rank].num_tokens for rank in self._ranks if rank <= -priority)
+
     def check(self) -> None:
         """Prove that each member is queued once, in a state that waits, and counted right."""
         entries = {id(request) for line in self._lines.values() for request in line.entries()}
@@ -140,6 +163,12 @@ class WaitingQueue:
                 )
             key = (-request.spec.priority, request.spec.tenant)
             queued[key] = queued.get(key, 0) + 1
+        for rank, line in self._lines.items():
+            tokens = sum(len(m.tokens) for m in self._members.values() if m.urgency[0] == rank)
+            if tokens != line.num_tokens:
+                raise AssertionError(
+                    f"{line.num_tokens} tokens are counted to wait, it is {tokens}"
+                )
         parked = sum(m.state is RequestState.PARKED for m in self._members.values())
         if parked != self._num_parked:
             raise AssertionError(f"{self._num_parked} requests counted as parked, {parked} are")
@@ -196,7 +225,7 @@ class WaitingQueue:
     def _forget(self, request: Request, line: TenantLine) -> None:
         del self._members[request.request_id]
         self._num_parked -= request.state is RequestState.PARKED
-        line.leave(request.spec.tenant)
+        line.leave(request)
 
     def _rebuild(self) -> None:
         """Make all heaps anew from the members."""

@@ -21,6 +21,8 @@ class TenantLine:
         self.counters = TenantCounters()
         self.num_queued: dict[str, int] = {}
         """Living members of each tenant, parked ones too; a tenant without any is absent."""
+        self.num_tokens = 0
+        """Tokens known of all living members."""
         self.parked: list[tuple[int, Request]] = []
         self.waiting: dict[str, list[tuple[int, Request]]] = {}
         # Whose turn it is: (charged, oldest, tenant). A tenant with anybody in `waiting` has an
@@ -30,6 +32,7 @@ class TenantLine:
 
     def push(self, request: Request) -> None:
         """Add a member."""
+        self.num_tokens += len(request.tokens)
         tenant = request.spec.tenant
         self.num_queued[tenant] = self.num_queued.get(tenant, 0) + 1
         entry = (request.sequence, request)
@@ -55,8 +58,10 @@ class TenantLine:
         else:
             del self.waiting[tenant]
 
-    def leave(self, tenant: str) -> None:
+    def leave(self, request: Request) -> None:
         """One living member less."""
+        tenant = request.spec.tenant
+        self.num_tokens -= len(request.tokens)
         self.num_queued[tenant] -= 1
         if not self.num_queued[tenant]:
             del self.num_queued[tenant]
@@ -84,6 +89,7 @@ class TenantLine:
     def clear(self) -> None:
         """Forget all members, but not what tenants were charged."""
         self.num_queued.clear()
+        self.num_tokens = 0
         self.parked.clear()
         self.waiting.clear()
         self._turns.clear()

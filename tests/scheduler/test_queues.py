@@ -15,6 +15,7 @@ def request(sequence: int, priority: int = 0, parked: bool = False, tenant: str 
         max_tokens=1,
         table=BlockTable(4),
         arrived_at=0.0,
+        tokens=[1] * (1 + sequence % 5),
         state=RequestState.PARKED if parked else RequestState.WAITING,
     )
 
@@ -207,3 +208,25 @@ def test_random_use_with_tenants_matches_the_rule_as_written() -> None:
             queue.charge(rng.choice(mirror), rng.randrange(30), rng.randrange(30))
         queue.check()
     assert queue.num_entries < 3 * len(mirror) + 100
+
+
+def test_the_order_as_told_is_the_order_of_service() -> None:
+    rng = random.Random(6)
+    queue = WaitingQueue()
+    for sequence in range(200):
+        item = request(sequence, rng.randrange(2), rng.random() < 0.2, rng.choice("abcd"))
+        queue.push(item)
+        queue.charge(item, rng.randrange(30), 0)
+    told = queue.ordered()
+    assert [queue.pop() for _ in range(200)] == told
+    assert queue.ordered() == []
+
+
+def test_tokens_ahead_are_those_of_its_priority_and_above() -> None:
+    queue = WaitingQueue()
+    for sequence, priority in ((0, 0), (1, 0), (2, 1), (3, -1)):
+        queue.push(request(sequence, priority))
+    assert [queue.tokens_ahead(priority) for priority in (2, 1, 0, -1)] == [0, 3, 6, 10]
+    queue.remove("r1")
+    queue.pop()
+    assert queue.tokens_ahead(0) == 1
