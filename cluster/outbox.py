@@ -5,7 +5,6 @@ its own requests may produce, and never holds up the step loop. Knows no sockets
 """
 
 import asyncio
-from dataclasses import replace
 
 from blockyard.cluster.messages import Refused
 from blockyard.scheduler.request import RequestUpdate
@@ -15,7 +14,7 @@ __all__ = ["Outbox", "merge_updates"]
 
 def merge_updates(earlier: RequestUpdate, later: RequestUpdate) -> RequestUpdate:
     """Two updates of one request, in order, as one."""
-    return replace(later, token_ids=earlier.token_ids + later.token_ids)
+    return later._replace(token_ids=earlier.token_ids + later.token_ids)
 
 
 class Outbox:

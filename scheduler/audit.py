@@ -72,10 +72,11 @@ def check_tables(running: Sequence[Request], held: Mapping[int, int]) -> None:
 
 
 def check_slots(
-    running: Sequence[Request], in_flight: Sequence[Request], counted: SlotCounts
+    running: Sequence[Request], in_flight: Sequence[Request], counted: SlotCounts, logical: int
 ) -> None:
     """Computed tokens are known ones, promises belong to the step in flight, counters agree."""
     stepping = {id(request) for request in in_flight}
+    filled: dict[int, int] = {}
     for request in running:
         if request.num_promised and id(request) not in stepping:
             raise AssertionError(
@@ -90,10 +91,19 @@ def check_slots(
             raise AssertionError(
                 f"request {request.request_id!r} runs on after {request.num_output} tokens"
             )
-    filled = sum(request.num_computed for request in running)
+        size = request.table.block_size
+        for index, block_id in enumerate(request.table.block_ids):
+            tokens = min(max(request.num_computed - index * size, 0), size)
+            if filled.setdefault(block_id, tokens) != tokens:
+                raise AssertionError(
+                    f"request {request.request_id!r} has {tokens} tokens in block {block_id}, "
+                    f"another that shares it {filled[block_id]}"
+                )
     promised = sum(request.num_promised for request in running)
-    if (filled, promised) != (counted.filled, counted.promised):
+    if (sum(filled.values()), promised) != (counted.filled, counted.promised):
         raise AssertionError(
             f"{counted.filled} slots are counted as filled and {counted.promised} as promised; "
-            f"requests hold {filled} and {promised}"
+            f"requests hold {sum(filled.values())} and {promised}"
         )
+    if sum(request.num_computed for request in running) != logical:
+        raise AssertionError(f"{logical} tokens are counted as held by requests, wrongly")

@@ -6,13 +6,14 @@ changes its place, and when, is decided elsewhere. Units: blocks, token slots.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 from blockyard.scheduler.audit import check_slots, check_states, check_tables
-from blockyard.scheduler.block_pool import BlockPool
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.ledger import RequestCounts, SlotCounts
+from blockyard.scheduler.plan import Replacement
+from blockyard.scheduler.prefix_cache import PrefixCache
 from blockyard.scheduler.queues import WaitingQueue
 from blockyard.scheduler.request import Request, RequestState
 
@@ -26,20 +27,35 @@ class Batch:
 
     def __init__(self, config: SchedulerConfig, num_blocks: int) -> None:
         self.config = config
-        self.pool = BlockPool(num_blocks, config.block_size)
+        self.cache = PrefixCache(num_blocks, config.block_size)
+        self.pool = self.cache.pool
         self.queue = WaitingQueue()
         self.running: list[Request] = []
         """Sorted by urgency, most urgent first."""
         self.num_preemptions = 0
+        self.num_merged = self.num_recomputed = 0
+        self.num_prompt_tokens = self.num_prefix_hits = 0
         self._forgotten: list[int] = []
+        self._replacements: list[Replacement] = []
         self._next_handle = 0
         self._filled = 0
         self._promised = 0
+        self._logical = 0
 
     @property
     def full(self) -> bool:
         """Whether every place is taken."""
         return len(self.running) >= self.config.max_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a place, parked ones too."""
+        return len(self.queue) + len(self.cache.waits)
+
+    @property
+    def logical_tokens(self) -> int:
+        """Computed tokens that requests hold, shared ones counted for each."""
+        return self._logical
 
     def start(self, request: Request) -> None:
         """Give a request taken from the queue a place.
@@ -48,6 +64,28 @@ class Batch:
         """
         request.state = RequestState.RUNNING
         insort(self.running, request, key=_urgency)
+
+    def hold_blocks(self, request: Request) -> None:
+        """Take the blocks that the prefix index has for a request about to compute."""
+        self.cache.match(request)
+        if request.path:
+            block_ids = [entry.block_id for entry in request.path]
+            revived = self.pool.share(block_ids)
+            request.table.extend(block_ids)
+            request.num_computed = request.table.num_slots
+            self._logical += request.num_computed
+            self._filled += revived * self.config.block_size
+        self.cache.begin(request)
+
+    def note_start(self, request: Request, now: float) -> None:
+        """A request takes part in a step for the first time since it has a place."""
+        if request.started_at is None:
+            request.started_at = now
+            request.cached_tokens = request.num_computed
+            self.num_prompt_tokens += request.num_prompt
+            self.num_prefix_hits += request.num_computed
+        self.num_recomputed += max(0, request.num_lost - request.num_computed)
+        request.num_lost = 0
 
     def new_handle(self) -> int:
         """A name towards the workers that was never used before."""
@@ -60,6 +98,7 @@ class Batch:
         One that was given a place but took part in no step yet loses nothing and is not counted.
         """
         lost_work = request.handle is not None
+        request.num_lost = request.num_computed
         self.leave(request)
         request.num_preemptions += lost_work
         self.num_preemptions += lost_work
@@ -76,11 +115,32 @@ class Batch:
             del self.running[index]
         if request.handle is not None:
             self._forgotten.append(request.handle)
+            self._replacements = [r for r in self._replacements if r.handle != request.handle]
             request.handle = None
-        self._filled -= request.num_computed
+        self.drop_blocks(request)
+
+    def drop_blocks(self, request: Request) -> None:
+        """Release a request's whole table; what others still hold or the index keeps stays."""
+        table = request.table
+        # Blocks past the full ones are nobody else's; they come first, the last of all ahead.
+        size = self.config.block_size
+        partial = len(table.block_ids) - request.num_computed // size
+        gone = self.pool.release(table.clear(), request.last_step)
+        self._filled -= (len(gone) - partial) * size + request.num_computed % size
+        self._logical -= request.num_computed
         self._promised -= request.num_promised
         request.num_computed = request.num_promised = 0
-        self.pool.release(request.table.clear(), request.last_step)
+        self.resume(self.cache.stop(request))
+
+    def resume(self, requests: Iterable[Request]) -> None:
+        """Queue up requests that waited for a prefix under way."""
+        for request in requests:
+            self.queue.push(request)
+
+    def remove_waiting(self, request_id: str) -> None:
+        """Take a request out of wherever it waits, if it does."""
+        if self.queue.remove(request_id) is None:
+            self.cache.waits.remove(request_id)
 
     def take_forgotten(self) -> tuple[int, ...]:
         """Handles that left since the last call; the workers must drop them."""
@@ -88,26 +148,53 @@ class Batch:
         self._forgotten.clear()
         return forgotten
 
+    def take_replacements(self) -> tuple[Replacement, ...]:
+        """Table entries that changed since the last call, of handles that are still known."""
+        replacements = tuple(self._replacements)
+        self._replacements.clear()
+        return replacements
+
     def promise(self, count: int) -> None:
         """A step will fill `count` slots."""
         self._promised += count
 
-    def fulfil(self, request: Request) -> None:
-        """The step in flight has filled the slots promised to a request."""
-        count = request.num_promised
-        request.num_computed += count
-        request.num_promised = 0
+    def fulfil(self, count: int) -> None:
+        """A step has filled `count` slots that were promised."""
         self._promised -= count
         self._filled += count
+        self._logical += count
+
+    def publish(self, request: Request) -> None:
+        """Make blocks that a committed step has filled findable by others.
+
+        A block that is in the index already is given up for the one there.
+        """
+        table = request.table.block_ids
+        doubled, resumed = self.cache.publish(request)
+        for index in doubled:
+            kept, own = request.path[index].block_id, table[index]
+            table[index] = kept
+            revived = self.pool.share((kept,))
+            gone = self.pool.release((own,), request.last_step)
+            self._filled += (revived - len(gone)) * self.config.block_size
+            self.num_merged += 1
+            if request.handle is not None:
+                self._replacements.append(Replacement(request.handle, index, kept))
+        self.resume(resumed)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what can be found; what runs goes on and leaves nothing behind."""
+        self.resume(self.cache.reset(self.running))
 
     def slot_counts(self) -> SlotCounts:
-        """Slots of active blocks by state, from counters."""
+        """Slots of active blocks by state, from counters. A shared block counts once."""
         slots = self.pool.num_active * self.config.block_size
         return SlotCounts(self._filled, self._promised, slots - self._filled - self._promised)
 
     def request_counts(self) -> RequestCounts:
         """Requests by state, from counters."""
-        return RequestCounts(len(self.running), self.queue.num_waiting, self.queue.num_parked)
+        waiting = self.queue.num_waiting + len(self.cache.waits)
+        return RequestCounts(len(self.running), waiting, self.queue.num_parked)
 
     def check(self, live: Mapping[str, Request], in_flight: list[Request]) -> None:
         """Prove places, tables, slots, queue and pool. Walks everything: for checks only.
@@ -119,8 +206,9 @@ class Batch:
         Raises:
             AssertionError: naming the request or the block.
         """
-        self.pool.check()
+        self.cache.check(self.running)
         self.queue.check()
-        check_states(self.running, self.queue.members(), live, self.config.max_running)
+        queued = (*self.queue.members(), *self.cache.waits.members())
+        check_states(self.running, queued, live, self.config.max_running)
         check_tables(self.running, self.pool.held())
-        check_slots(self.running, in_flight, self.slot_counts())
+        check_slots(self.running, in_flight, self.slot_counts(), self._logical)

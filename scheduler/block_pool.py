@@ -1,12 +1,17 @@
-"""The blocks of one group: who holds how many references, which are free, which are fenced.
+"""The blocks of one pool: who holds how many references, which are free, fenced or kept.
 
 A released block is logically gone but not always physically free: a step that a slower rank has
 not finished may still touch it. Such a block is fenced until every rank has acknowledged that
-step. The pool knows block ids and step numbers; it knows nothing of requests, tables or tokens.
-Units: blocks, steps.
+step. A published block is kept for its content when nobody holds it, until no free one is left.
+The pool knows block ids and step numbers; it knows nothing of requests, tables or tokens.
+Units: blocks, steps. Every call costs by the blocks it names, not by the pool's size.
 """
 
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+
 from blockyard.scheduler.ledger import BlockCounts
+from blockyard.scheduler.pool_audit import check_states
 
 __all__ = ["BlockNotHeld", "BlockPool"]
 
@@ -24,89 +29,166 @@ class BlockPool:
 
     Free blocks are reused last in, first out: the block released last is the likeliest to be
     still in a cache, few blocks are ever touched under light load, and a block read after its
-    release is overwritten soonest, so such a fault shows at once instead of rarely.
+    release is overwritten soonest, so such a fault shows at once instead of rarely. Kept blocks
+    are reused only when none is free, the one that was released first at first.
+
+    Args:
+        num_blocks: blocks in the pool.
+        block_size: token slots in a block.
+        on_reclaim: called with each kept block that is given to somebody else, before it is.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        on_reclaim: Callable[[int], None] = lambda block_id: None,
+    ) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}; a pool needs at least 1 block")
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}; it must be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._on_reclaim = on_reclaim
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
         # Newest step that may touch each block, kept from the first release of a shared one to
         # its last: the holder that leaves last need not be the one that touched it last.
         self._fence_steps = [0] * num_blocks
-        self._fenced: dict[int, list[int]] = {}
+        self._published = [False] * num_blocks
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._fenced: dict[int, dict[int, None]] = {}
         self._num_fenced = 0
         self._acknowledged = 0
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now."""
+        """Blocks that hold nothing."""
         return len(self._free)
 
     @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and that are kept for their content."""
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated now."""
+        return len(self._free) + len(self._cached)
+
+    @property
     def num_fenced(self) -> int:
-        """Blocks that become free when a step is acknowledged."""
+        """Blocks that become available when a step is acknowledged."""
         return self._num_fenced
 
     @property
     def num_active(self) -> int:
         """Blocks with at least one reference."""
-        return self.num_blocks - len(self._free) - self._num_fenced
+        return self.num_blocks - len(self._free) - len(self._cached) - self._num_fenced
 
     @property
     def acknowledged(self) -> int:
         """Newest step that every rank has finished."""
         return self._acknowledged
 
+    def references(self, block_id: int) -> int:
+        """How many hold a block."""
+        return self._references[block_id]
+
+    def is_cached(self, block_id: int) -> bool:
+        """Whether a block counts as available while its content is kept."""
+        return block_id in self._cached
+
     def allocate(self, count: int) -> tuple[int, ...] | None:
-        """Take `count` free blocks, each with one reference; all of them or None."""
+        """Take `count` available blocks, each with one reference; all of them or None."""
         if count < 0:
             raise ValueError(f"{count} blocks asked for; the count must be 0 or more")
-        if count > len(self._free):
+        if count > self.num_available:
             return None
-        block_ids = tuple(self._free.pop() for _ in range(count))
-        for block_id in block_ids:
+        free = self._free
+        block_ids = []
+        for _ in range(count):
+            block_id = free.pop() if free else self._reclaim()
             self._references[block_id] = 1
             self._fence_steps[block_id] = 0
-        return block_ids
+            block_ids.append(block_id)
+        return tuple(block_ids)
 
-    def share(self, block_ids: tuple[int, ...]) -> None:
-        """Add a reference to blocks that are held already.
+    def share(self, block_ids: Collection[int]) -> int:
+        """Add a reference to blocks that are held already, or published.
+
+        A published block may be shared even behind its fence: what a step still does with a full
+        block is read it. Its fence binds again when it is released.
+
+        Returns:
+            How many of the blocks had no reference before.
 
         Raises:
-            BlockNotHeld: naming the first block that nobody holds; nothing is changed then.
+            BlockNotHeld: naming the first block that is neither; nothing is changed then.
         """
-        self._require_held(block_ids, "shared")
+        references = self._references
         for block_id in block_ids:
-            self._references[block_id] += 1
+            if not 0 <= block_id < self.num_blocks or not (
+                references[block_id] or self._published[block_id]
+            ):
+                raise BlockNotHeld(block_id, "shared")
+        revived = 0
+        for block_id in block_ids:
+            if not references[block_id]:
+                revived += 1
+                self._revive(block_id)
+            references[block_id] += 1
+        return revived
 
-    def release(self, block_ids: tuple[int, ...], fence_step: int) -> None:
+    def release(self, block_ids: Sequence[int], fence_step: int) -> list[int]:
         """Drop one reference to each block; the one way out of a table.
 
-        A block whose last reference goes becomes free if `fence_step`, the newest step that may
-        touch it, has been acknowledged, and is fenced otherwise.
+        A block whose last reference goes becomes free, or is kept if it is published, when
+        `fence_step`, the newest step that may touch it, has been acknowledged; it is fenced
+        otherwise. Of blocks that follow one another the last must come first, so that it is also
+        the first to be reclaimed.
+
+        Returns:
+            The blocks whose last reference went, in the order given.
 
         Raises:
             BlockNotHeld: naming the first block that nobody holds, or that is named twice; nothing
                 is changed then.
         """
-        self._require_held(block_ids, "released")
+        self._require_held(block_ids)
+        gone = []
         for block_id in block_ids:
             fence = max(fence_step, self._fence_steps[block_id])
             self._fence_steps[block_id] = fence
             self._references[block_id] -= 1
             if self._references[block_id]:
                 continue
-            if fence <= self._acknowledged:
-                self._free.append(block_id)
-            else:
-                self._fenced.setdefault(fence, []).append(block_id)
+            gone.append(block_id)
+            if fence > self._acknowledged:
+                self._fenced.setdefault(fence, {})[block_id] = None
                 self._num_fenced += 1
+            elif self._published[block_id]:
+                self._cached[block_id] = None
+            else:
+                self._free.append(block_id)
+        return gone
+
+    def publish(self, block_id: int) -> None:
+        """Keep a held block for its content once nobody holds it any more.
+
+        Raises:
+            BlockNotHeld: nobody holds it.
+        """
+        if not self._references[block_id]:
+            raise BlockNotHeld(block_id, "published")
+        self._published[block_id] = True
+
+    def unpublish_all(self) -> None:
+        """Keep no block for its content any more. Walks the pool."""
+        self._published = [False] * self.num_blocks
+        self._free.extend(self._cached)
+        self._cached.clear()
 
     def acknowledge(self, step: int) -> None:
         """Every rank has finished `step`: open its fences and all older ones.
@@ -117,17 +199,21 @@ class BlockPool:
             return
         self._acknowledged = step
         # Few steps are ever unacknowledged at once, so looking at every key is cheap.
-        for fence in [fence for fence in self._fenced if fence <= step]:
+        for fence in sorted(fence for fence in self._fenced if fence <= step):
             block_ids = self._fenced.pop(fence)
             self._num_fenced -= len(block_ids)
-            self._free.extend(block_ids)
+            for block_id in block_ids:
+                if self._published[block_id]:
+                    self._cached[block_id] = None
+                else:
+                    self._free.append(block_id)
 
     def counts(self) -> BlockCounts:
-        """How many blocks are in each state. None is cached: there is no prefix index yet."""
+        """How many blocks are in each state."""
         return BlockCounts(
             total=self.num_blocks,
             free=self.num_free,
-            cached=0,
+            cached=self.num_cached,
             active=self.num_active,
             fenced=self.num_fenced,
         )
@@ -136,44 +222,63 @@ class BlockPool:
         """References by block, for blocks that have any. Walks the pool: for checks only."""
         return {block: count for block, count in enumerate(self._references) if count}
 
+    def published(self) -> frozenset[int]:
+        """Blocks that are, or will be, kept for their content. Walks the pool: for checks only."""
+        return frozenset(block for block, flag in enumerate(self._published) if flag)
+
+    def reclaim_order(self) -> list[int]:
+        """Blocks without references that are published, the first to go first.
+
+        Kept ones, then fenced ones in the order in which their fences open: for checks only.
+        """
+        fenced = (block for fence in sorted(self._fenced) for block in self._fenced[fence])
+        return [*self._cached, *(block for block in fenced if self._published[block])]
+
     def check(self) -> None:
         """Prove that every block is in exactly one state. Walks the pool: for checks only.
 
         Raises:
             AssertionError: naming the block.
         """
-        state: dict[int, str] = {}
-        for block_id in self._free:
-            _claim(state, block_id, "free")
+        check_states(
+            free=self._free,
+            cached=self._cached,
+            fenced=self._fenced,
+            references=self._references,
+            published=self._published,
+        )
         for fence, block_ids in self._fenced.items():
-            if fence <= self._acknowledged:
-                raise AssertionError(
-                    f"blocks {block_ids} are fenced until step {fence}, which was acknowledged"
-                )
             for block_id in block_ids:
-                _claim(state, block_id, f"fenced until step {fence}")
-        for block_id, references in enumerate(self._references):
-            if references < 0:
-                raise AssertionError(f"block {block_id} has {references} references")
-            if references:
-                _claim(state, block_id, f"active with {references} references")
-        for block_id in range(self.num_blocks):
-            if block_id not in state:
-                raise AssertionError(f"block {block_id} is lost: not free, active nor fenced")
+                if fence <= self._acknowledged or self._fence_steps[block_id] != fence:
+                    raise AssertionError(
+                        f"block {block_id} is fenced until step {fence}; its last step is "
+                        f"{self._fence_steps[block_id]}, acknowledged is {self._acknowledged}"
+                    )
         if self._num_fenced != sum(map(len, self._fenced.values())):
             raise AssertionError(f"{self._num_fenced} blocks are counted as fenced, wrongly")
 
-    def _require_held(self, block_ids: tuple[int, ...], what: str) -> None:
+    def _reclaim(self) -> int:
+        block_id, _ = self._cached.popitem(last=False)
+        self._on_reclaim(block_id)
+        self._published[block_id] = False
+        return block_id
+
+    def _revive(self, block_id: int) -> None:
+        """Take an unheld published block out of the state it is in."""
+        if block_id in self._cached:
+            del self._cached[block_id]
+            return
+        fence = self._fence_steps[block_id]
+        block_ids = self._fenced[fence]
+        del block_ids[block_id]
+        self._num_fenced -= 1
+        if not block_ids:
+            del self._fenced[fence]
+
+    def _require_held(self, block_ids: Sequence[int]) -> None:
         seen: set[int] = set()
         for block_id in block_ids:
             in_pool = 0 <= block_id < self.num_blocks
             if not in_pool or not self._references[block_id] or block_id in seen:
-                raise BlockNotHeld(block_id, what)
+                raise BlockNotHeld(block_id, "released")
             seen.add(block_id)
-
-
-def _claim(state: dict[int, str], block_id: int, name: str) -> None:
-    """Note a block's state; a second state for the same block is a violation."""
-    if block_id in state:
-        raise AssertionError(f"block {block_id} is {state[block_id]} and also {name}")
-    state[block_id] = name

@@ -1,5 +1,6 @@
 """The blocks of one request, in order of position. Knows nothing of the pool they come from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 __all__ = ["BlockTable"]
@@ -11,22 +12,21 @@ class BlockTable:
 
     block_size: int
     block_ids: list[int] = field(default_factory=list)
-
-    @property
-    def num_slots(self) -> int:
-        """Token slots in the blocks held."""
-        return len(self.block_ids) * self.block_size
+    num_slots: int = 0
+    """Token slots in the blocks held."""
 
     def blocks_short(self, num_tokens: int) -> int:
         """How many more blocks are needed to hold `num_tokens` tokens."""
         return max(0, -(-num_tokens // self.block_size) - len(self.block_ids))
 
-    def extend(self, block_ids: tuple[int, ...]) -> None:
+    def extend(self, block_ids: Sequence[int]) -> None:
         """Append blocks at the end."""
         self.block_ids.extend(block_ids)
+        self.num_slots = len(self.block_ids) * self.block_size
 
-    def clear(self) -> tuple[int, ...]:
-        """Give up all blocks and return them, in order."""
-        block_ids = tuple(self.block_ids)
+    def clear(self) -> list[int]:
+        """Give up all blocks and return them, the last first: the order of their release."""
+        block_ids = self.block_ids[::-1]
         self.block_ids.clear()
+        self.num_slots = 0
         return block_ids

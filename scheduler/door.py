@@ -5,6 +5,7 @@ The last token of an answer is sent but never read back, so it needs no slot: a 
 `prompt + max_tokens - 1` slots.
 """
 
+from blockyard.scheduler.block_keys import MAX_TOKEN_ID
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
 
@@ -23,6 +24,8 @@ def resolve_max_tokens(spec: RequestSpec, config: SchedulerConfig, num_blocks: i
     slots = num_blocks * config.block_size
     if prompt == 0:
         raise _invalid("prompt", "the prompt has no tokens; send at least one")
+    if not 0 <= min(spec.prompt_token_ids) <= max(spec.prompt_token_ids) <= MAX_TOKEN_ID:
+        raise _invalid("prompt", f"token ids must be from 0 to {MAX_TOKEN_ID}")
     if prompt >= context:
         raise _invalid(
             "prompt",

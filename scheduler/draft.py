@@ -3,7 +3,7 @@
 Keeps the requests behind the rows, which the plan itself does not name, for the commit.
 """
 
-from blockyard.scheduler.plan import Admission, BlockGrant, StepPlan
+from blockyard.scheduler.plan import Admission, BlockGrant, Replacement, StepPlan
 from blockyard.scheduler.request import Request
 
 __all__ = ["PlanDraft"]
@@ -24,9 +24,11 @@ class PlanDraft:
         self._token_ids: list[int] = []
 
     def admit(self, request: Request, handle: int) -> None:
-        """Make the request known to the workers under a new handle."""
+        """Make the request known to the workers under a new handle, with the blocks it holds."""
         request.handle = handle
         self._admitted.append(Admission(handle, request.spec.sampling, request.num_prompt))
+        if request.table.block_ids:
+            self._grants.append(BlockGrant(handle, tuple(request.table.block_ids)))
 
     def add(self, request: Request, count: int, block_ids: tuple[int, ...]) -> None:
         """Let an admitted request compute `count` tokens, with new blocks at its table's end."""
@@ -51,7 +53,18 @@ class PlanDraft:
         else:
             self._token_ids.extend(tokens[start:end])
 
-    def seal(self, forgotten: tuple[int, ...]) -> StepPlan:
+    def add_decode(self, request: Request, handle: int, start: int) -> None:
+        """`add` for the usual row: the newest token alone, in a slot that is there."""
+        request.num_promised = 1
+        request.last_step = self.step
+        self.rows.append(request)
+        self._handles.append(handle)
+        self._starts.append(start)
+        self._counts.append(1)
+        self._samples.append(True)
+        self._token_ids.append(request.tokens[start])
+
+    def seal(self, forgotten: tuple[int, ...], replacements: tuple[Replacement, ...]) -> StepPlan:
         """The finished plan."""
         return StepPlan(
             step=self.step,
@@ -63,4 +76,5 @@ class PlanDraft:
             counts=tuple(self._counts),
             samples=tuple(self._samples),
             token_ids=tuple(self._token_ids),
+            replacements=replacements,
         )

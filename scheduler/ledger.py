@@ -50,6 +50,15 @@ class GroupLedger:
     preemptions: int
     stalled_steps: int
     """Plans that computed nothing while work waited; law 4 says this stays 0."""
+    logical_tokens: int = 0
+    """Computed tokens that requests hold; above `slots.filled` by what they share."""
+    prompt_tokens: int = 0
+    """Tokens of requests at their first admission, and below how many of them were found."""
+    prefix_hit_tokens: int = 0
+    recomputed_tokens: int = 0
+    """Tokens computed again after preemptions."""
+    merged_blocks: int = 0
+    """Blocks given up for an equal one that somebody else had computed meanwhile."""
 
     def check(self) -> None:
         """Prove conservation: states add up to the pool, slots to the active blocks."""

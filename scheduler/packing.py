@@ -5,6 +5,9 @@ newcomers. Decides by counts alone; knows nothing of token values or of what com
 Units: tokens, blocks.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+
 from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.budget import StepBudget
 from blockyard.scheduler.draft import PlanDraft
@@ -36,6 +39,8 @@ class StepPacker:
 
     def pack(self) -> None:
         """Fill the draft. Rows stay absent when nothing can be computed."""
+        batch = self._batch
+        batch.resume(batch.cache.waits.expire(self._draft.step))
         self._place_urgent()
         self._advance_running()
         # A victim of this step does not come back in it: what its blocks left over is less than
@@ -52,19 +57,34 @@ class StepPacker:
             yielding = yielding_to(batch.running, head)
             if not yielding:
                 return
-            staying = batch.running[: len(batch.running) - len(yielding)]
-            reachable = (
-                batch.pool.num_free
-                + batch.pool.num_fenced
-                + sum(len(request.table.block_ids) for request in yielding)
-                - sum(request.table.blocks_short(len(request.tokens)) for request in staying)
-            )
-            if head.table.blocks_short(len(head.tokens)) > reachable:
-                return
-            batch.queue.pop()
-            if batch.full:
-                batch.preempt(yielding[-1])
-            batch.start(head)
+            batch.cache.match(head)
+            if not self._held_back(head):
+                if not self._can_reach(head, yielding):
+                    return
+                batch.queue.pop()
+                if batch.full:
+                    batch.preempt(yielding[-1])
+                batch.start(head)
+
+    def _can_reach(self, head: Request, yielding: Sequence[Request]) -> bool:
+        """Whether blocks for all that `head` knows are there once others have yielded theirs."""
+        batch = self._batch
+        pool = batch.pool
+        staying = batch.running[: len(batch.running) - len(yielding)]
+        reachable = (
+            pool.num_available
+            + pool.num_fenced
+            - sum(request.table.blocks_short(len(request.tokens)) for request in staying)
+        )
+        needed = head.table.blocks_short(len(head.tokens))
+        held = sum(len(request.table.block_ids) for request in yielding)
+        if needed - len(head.path) > reachable + held:
+            return False
+        # What others share too comes to nobody; what they share with the head it need not have.
+        holders = Counter(block for request in yielding for block in request.table.block_ids)
+        yielded = sum(count == pool.references(block) for block, count in holders.items())
+        kept = sum(pool.references(e.block_id) > holders[e.block_id] for e in head.path)
+        return needed - kept <= reachable + yielded
 
     def _advance_running(self) -> None:
         """Plan tokens for running requests, most urgent first.
@@ -72,24 +92,47 @@ class StepPacker:
         Behind a request that is short of blocks nobody gets new ones: the next to open are its.
         """
         running = self._batch.running
+        draft, budget = self._draft, self._budget
+        num_decodes = 0
         index = 0
         while index < len(running):  # a preemption shortens the list, always behind `index`
             request = running[index]
             index += 1
-            count = len(request.tokens) - request.num_computed
-            if count > 1:
-                count = self._budget.share(count, len(running) - index)
-            block_ids: tuple[int, ...] = ()
-            room = request.table.num_slots - request.num_computed
+            start = request.num_computed
+            handle = request.handle
+            if (
+                start + 1 == len(request.tokens)
+                and start < request.table.num_slots
+                and handle is not None
+            ):
+                draft.add_decode(request, handle, start)
+                budget.left -= 1
+                num_decodes += 1
+            else:
+                self._advance(request, len(running) - index)
+        self._batch.promise(num_decodes)
+
+    def _advance(self, request: Request, later: int) -> None:
+        """Plan as many tokens of a running request as there are blocks for."""
+        placed_now = request.handle is None
+        if placed_now:
+            self._batch.hold_blocks(request)
+        count = len(request.tokens) - request.num_computed
+        if count > 1:
+            count = self._budget.share(count, later)
+        block_ids: tuple[int, ...] = ()
+        room = request.table.num_slots - request.num_computed
+        if count > room:
+            if not self._short:
+                block_ids = self._find_blocks(request, count)
+                room += len(block_ids) * request.table.block_size
             if count > room:
-                if not self._short:
-                    block_ids = self._find_blocks(request, count)
-                    room += len(block_ids) * request.table.block_size
-                if count > room:
-                    self._short = True
-                    count = room
-            if count:
-                self._compute(request, count, block_ids)
+                self._short = True
+                count = room
+        if count:
+            self._compute(request, count, block_ids)
+        elif placed_now:
+            self._batch.drop_blocks(request)
 
     def _find_blocks(self, request: Request, count: int) -> tuple[int, ...]:
         """Blocks for `count` more tokens, or as many as there are after preempting others.
@@ -98,12 +141,12 @@ class StepPacker:
         """
         pool = self._batch.pool
         needed = request.table.blocks_short(request.num_computed + count)
-        while needed > pool.num_free + pool.num_fenced:
+        while needed > pool.num_available + pool.num_fenced:
             victim = choose_victim(self._batch.running, request)
             if victim is None:
                 break
             self._batch.preempt(victim)
-        return pool.allocate(min(needed, pool.num_free)) or ()
+        return pool.allocate(min(needed, pool.num_available)) or ()
 
     def _admit_waiting(self) -> None:
         """Admit from the queue while places, tokens and blocks allow.
@@ -119,6 +162,9 @@ class StepPacker:
                 break
             if set_aside and request.spec.priority != set_aside[0].spec.priority:
                 break
+            batch.cache.match(request)
+            if self._held_back(request):
+                continue
             batch.queue.pop()
             if self._fits(request):
                 self._admit(request)
@@ -131,6 +177,14 @@ class StepPacker:
         for request in set_aside:
             batch.queue.push(request)
 
+    def _held_back(self, head: Request) -> bool:
+        """Let the head of the queue wait for a prefix that is being computed, if it should."""
+        batch = self._batch
+        if not batch.cache.waits.hold(head, self._draft.step):
+            return False
+        batch.queue.pop()
+        return True
+
     def _fits(self, request: Request) -> bool:
         """Whether a newcomer finds blocks for all its known tokens, and others some to grow into.
 
@@ -138,32 +192,37 @@ class StepPacker:
         taken every token of the step, and left none for a newcomer. When nothing runs any free
         block is a start: the whole pool will be the newcomer's.
         """
-        pool = self._batch.pool
-        num_running = len(self._batch.running)
+        batch = self._batch
+        pool = batch.pool
+        num_running = len(batch.running)
+        available = pool.num_available - batch.cache.num_kept(request)
         if not num_running:
-            return pool.num_free > 0
+            return available > 0
         watermark = min(num_running, 1 + pool.num_blocks // _WATERMARK_SHARE)
-        needed = request.table.blocks_short(len(request.tokens))
-        return needed + watermark <= pool.num_free
+        needed = request.table.blocks_short(len(request.tokens)) - len(request.path)
+        return needed + watermark <= available
 
     def _admit(self, request: Request) -> None:
         """Start a newcomer with as many tokens as the step has left."""
         pool = self._batch.pool
         table = request.table
         self._batch.start(request)
-        count = self._budget.share(len(request.tokens), 0)
-        block_ids = pool.allocate(min(table.blocks_short(count), pool.num_free)) or ()
-        self._compute(request, min(count, len(block_ids) * table.block_size), block_ids)
+        self._batch.hold_blocks(request)
+        start = request.num_computed
+        count = self._budget.share(len(request.tokens) - start, 0)
+        block_ids = pool.allocate(min(table.blocks_short(start + count), pool.num_available)) or ()
+        room = table.num_slots - start + len(block_ids) * table.block_size
+        self._compute(request, min(count, room), block_ids)
 
     def _compute(self, request: Request, count: int, block_ids: tuple[int, ...]) -> None:
         """Put a running request into the step."""
+        batch = self._batch
         if request.handle is None:
-            self._draft.admit(request, self._batch.new_handle())
-            if request.started_at is None:
-                request.started_at = self._now
+            self._draft.admit(request, batch.new_handle())
+            batch.note_start(request, self._now)
         self._budget.spend(count)
         self._draft.add(request, count, block_ids)
-        self._batch.promise(count)
+        batch.promise(count)
 
 
 def _may_be_passed(request: Request) -> bool:

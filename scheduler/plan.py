@@ -88,8 +88,8 @@ class BlockCopy:
 class StepPlan:
     """One forward pass of a group.
 
-    Order of effects in a worker: forget, admit, grant, replace, swap out, copy, swap in, compute,
-    fork.
+    Order of effects in a worker: forget, admit, replace, grant, swap out, copy, swap in, compute,
+    fork. Since entries are replaced first, the block that leaves one may be granted anew at once.
 
     Attributes:
         step: number of this step, counting from 1.

@@ -6,11 +6,15 @@ requests are ordered nor where blocks come from. Units: tokens.
 
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from typing import NamedTuple
 
+from blockyard.scheduler.block_keys import NO_EXTRAS, KeyChain, PrefixExtras
 from blockyard.scheduler.block_table import BlockTable
+from blockyard.scheduler.prefix_index import PrefixEntry
 from blockyard.scheduler.sampling import SamplingParams
 
 __all__ = [
+    "NEVER",
     "FinishReason",
     "RefusalCode",
     "Request",
@@ -20,6 +24,10 @@ __all__ = [
     "RequestUpdate",
     "Timings",
 ]
+
+
+NEVER = 2**62
+"""More tokens than there are."""
 
 
 class FinishReason(StrEnum):
@@ -66,6 +74,10 @@ class RequestSpec:
     A larger `priority` is served first; the default is 0. Within a priority tenants share fairly;
     those who name none are one tenant. `deadline_seconds` counts from the arrival; None means that
     the client waits as long as it takes.
+
+    `extras` is what else decides the KV of its prefix. `block_keys` are keys of the prompt's full
+    blocks from the first on, as far as the ingress has computed them: a hint that saves time and
+    is never trusted. Without `use_prefix_cache` it neither finds blocks of others nor leaves any.
     """
 
     request_id: str
@@ -74,6 +86,9 @@ class RequestSpec:
     priority: int = 0
     tenant: str = ""
     deadline_seconds: float | None = None
+    extras: PrefixExtras = NO_EXTRAS
+    use_prefix_cache: bool = True
+    block_keys: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +105,11 @@ class Timings:
     preemptions: int
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
-    """News of one request after a step: new tokens, and on the last update how it ended."""
+class RequestUpdate(NamedTuple):
+    """News of one request after a step: new tokens, and on the last update how it ended.
+
+    A named tuple, because one is made for every token and it costs a third of a frozen dataclass.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -102,7 +119,7 @@ class RequestUpdate:
     timings: Timings | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """A request inside the scheduler.
 
@@ -131,19 +148,38 @@ class Request:
     times_passed: int = 0
     """Younger equals admitted past it while it waited for blocks."""
     cached_tokens: int = 0
+    """Tokens found in the prefix index when it was first admitted."""
+    num_lost: int = 0
+    """Computed tokens whose KV was lost by its last preemption."""
+    chain: KeyChain | None = None
+    """Keys of its blocks; None when it takes no part in the prefix index."""
+    path: list[PrefixEntry] = field(default_factory=list)
+    """Index entries of its leading blocks: held ones while it runs, a match while it waits."""
+    publish_at: int = NEVER
+    """Computed tokens with which the next block for the index is full."""
+    num_announced: int = 0
+    """Blocks that it has said it will compute."""
+    patience_over: bool = False
+    """It has waited long enough for others to compute its prefix."""
     started_at: float | None = None
     first_token_at: float | None = None
     finish_reason: FinishReason | None = None
+    # Of the spec, at hand because every step asks for them.
+    request_id: str = field(init=False)
+    """The id the ingress gave it."""
+    num_prompt: int = field(init=False)
+    """Tokens in the client's prompt."""
+    end_at: int = field(init=False)
+    """Known tokens with which it has produced all it may."""
+    urgency: tuple[int, int] = field(init=False)
+    """Sort key: the smaller, the sooner served (highest priority, then oldest)."""
 
-    @property
-    def request_id(self) -> str:
-        """The id the ingress gave it."""
-        return self.spec.request_id
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens in the client's prompt."""
-        return len(self.spec.prompt_token_ids)
+    def __post_init__(self) -> None:
+        """Take from the spec what never changes."""
+        self.request_id = self.spec.request_id
+        self.num_prompt = len(self.spec.prompt_token_ids)
+        self.end_at = self.num_prompt + self.max_tokens
+        self.urgency = (-self.spec.priority, self.sequence)
 
     @property
     def num_output(self) -> int:
@@ -154,8 +190,3 @@ class Request:
     def num_pending(self) -> int:
         """Known tokens not yet computed nor promised."""
         return len(self.tokens) - self.num_computed - self.num_promised
-
-    @property
-    def urgency(self) -> tuple[int, int]:
-        """Sort key: the smaller, the sooner served (highest priority, then oldest)."""
-        return (-self.spec.priority, self.sequence)

@@ -13,6 +13,7 @@ from blockyard.scheduler.draft import PlanDraft
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.packing import StepPacker
 from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.scheduler.prefix_index import PrefixEvents, StoredBlock
 from blockyard.scheduler.request import (
     FinishReason,
     RefusalCode,
@@ -74,11 +75,11 @@ class Scheduler:
             raise RequestRefused(
                 RefusalCode.UNAVAILABLE, "the server is shutting down; ask another one"
             )
-        queue = self._batch.queue
-        if len(queue) >= self.config.max_waiting:
+        num_waiting = self._batch.num_waiting
+        if num_waiting >= self.config.max_waiting:
             raise RequestRefused(
                 RefusalCode.EXHAUSTED,
-                f"{len(queue)} requests wait already, at most {self.config.max_waiting} may; "
+                f"{num_waiting} requests wait already, at most {self.config.max_waiting} may; "
                 "try again later",
             )
         request = Request(
@@ -91,7 +92,8 @@ class Scheduler:
         )
         self._next_sequence += 1
         self._live[spec.request_id] = request
-        queue.push(request)
+        self._batch.cache.join(request)
+        self._batch.queue.push(request)
 
     def abort(self, request_id: str) -> bool:
         """End a request in whatever state it is; False when it is not, or no longer, served.
@@ -125,7 +127,7 @@ class Scheduler:
             self._stalled_steps += self.has_work and not self._batch.pool.num_fenced
             return None
         self._step = draft.step
-        plan = draft.seal(self._batch.take_forgotten())
+        plan = draft.seal(self._batch.take_forgotten(), self._batch.take_replacements())
         self._in_flight = (plan, draft.rows)
         return plan
 
@@ -144,19 +146,37 @@ class Scheduler:
                 f"its result has {len(result.token_ids)}"
             )
         self._in_flight = None
+        batch = self._batch
         errors = {error.handle: error.message for error in result.errors}
         sampled = iter(result.token_ids)
         updates: list[RequestUpdate] = []
+        fulfilled = 0
         for request, handle, samples in zip(rows, plan.handles, plan.samples, strict=True):
             token = next(sampled) if samples else None
             if request.handle != handle:
                 continue  # aborted meanwhile; its slots are off the books already
-            self._batch.fulfil(request)
-            if handle in errors:
+            fulfilled += request.num_promised
+            request.num_computed += request.num_promised
+            request.num_promised = 0
+            if errors and handle in errors:
+                # What it computed in this step is not to be found by others either.
                 self._end(request, FinishReason.ERROR)
                 updates.append(_last_update(request, now, (), errors[handle]))
-            elif token is not None:
-                updates.append(self._append(request, token, now))
+                continue
+            if request.num_computed >= request.publish_at:
+                batch.publish(request)
+            if token is None:
+                continue
+            request.tokens.append(token)
+            if request.first_token_at is None:
+                request.first_token_at = now
+            reason = _reason_to_end(request, token)
+            if reason is None:
+                updates.append(RequestUpdate(request.request_id, (token,)))
+            else:
+                self._end(request, reason)
+                updates.append(_last_update(request, now, (token,)))
+        batch.fulfil(fulfilled)
         return updates
 
     def acknowledge(self, step: int) -> None:
@@ -169,6 +189,21 @@ class Scheduler:
             raise StepOrderError(f"step {step} is acknowledged, the newest planned is {self._step}")
         self._batch.pool.acknowledge(step)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all blocks that could be found, such as after a change that extras do not tell.
+
+        What runs goes on with what it has computed, and leaves nothing to be found.
+        """
+        self._batch.reset_prefix_cache()
+
+    def take_prefix_events(self) -> PrefixEvents:
+        """What came into the prefix index and what left it since the last call."""
+        return self._batch.cache.index.take_events()
+
+    def prefix_snapshot(self) -> tuple[StoredBlock, ...]:
+        """All that the prefix index holds, for who has not followed the events."""
+        return self._batch.cache.index.snapshot()
+
     def ledger(self) -> GroupLedger:
         """The books at this moment, from counters: costs the same however many requests run."""
         return GroupLedger(
@@ -179,6 +214,11 @@ class Scheduler:
             step=self._step,
             preemptions=self._batch.num_preemptions,
             stalled_steps=self._stalled_steps,
+            logical_tokens=self._batch.logical_tokens,
+            prompt_tokens=self._batch.num_prompt_tokens,
+            prefix_hit_tokens=self._batch.num_prefix_hits,
+            recomputed_tokens=self._batch.num_recomputed,
+            merged_blocks=self._batch.num_merged,
         )
 
     def check(self) -> None:
@@ -194,28 +234,21 @@ class Scheduler:
                 f"{self._stalled_steps} steps computed nothing although work waited"
             )
 
-    def _append(self, request: Request, token: int, now: float) -> RequestUpdate:
-        """Add a sampled token; end the request if it is the last."""
-        request.tokens.append(token)
-        if request.first_token_at is None:
-            request.first_token_at = now
-        produced = request.num_output
-        sampling = request.spec.sampling
-        if token in sampling.stop_token_ids and produced >= sampling.min_tokens:
-            self._end(request, FinishReason.STOP)
-        elif produced >= request.max_tokens:
-            self._end(request, FinishReason.LENGTH)
-        else:
-            return RequestUpdate(request.spec.request_id, (token,))
-        return _last_update(request, now, (token,))
-
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Take a request off the books, wherever it is."""
-        self._batch.queue.remove(request.request_id)
+        self._batch.remove_waiting(request.request_id)
         self._batch.leave(request)
         del self._live[request.request_id]
         request.state = RequestState.FINISHED
         request.finish_reason = reason
+
+
+def _reason_to_end(request: Request, token: int) -> FinishReason | None:
+    """Whether the token just appended is the last."""
+    sampling = request.spec.sampling
+    if token in sampling.stop_token_ids and request.num_output >= sampling.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(request.tokens) >= request.end_at else None
 
 
 def _last_update(

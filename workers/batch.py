@@ -112,10 +112,10 @@ class BatchBuilder:
                 raise PlanError(f"step {plan.step} forgets handle {handle}, which is not known")
         for admission in plan.admitted:
             self._admit(plan, admission)
-        for grant in plan.grants:
-            self._grant(plan, grant)
         for replacement in plan.replacements:
             self._replace(plan, replacement)
+        for grant in plan.grants:
+            self._grant(plan, grant)
         return self._flatten(plan) if plan.handles else None
 
     def _admit(self, plan: StepPlan, admission: Admission) -> None:

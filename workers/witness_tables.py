@@ -40,7 +40,7 @@ class WitnessTables:
         self._step = 0
 
     def accept(self, plan: StepPlan) -> None:
-        """Forget, admit, grant, replace; prove that the plan's block moves can be made.
+        """Forget, admit, replace, grant; prove that the plan's block moves can be made.
 
         Raises:
             PlanRefused: the plan does not follow from those before; it names handle or block.
@@ -56,10 +56,10 @@ class WitnessTables:
         for admission in plan.admitted:
             self._check_new(admission.handle, "admits")
             self._rows[admission.handle] = WitnessRow(admission.sampling.choice)
-        for grant in plan.grants:
-            self._grant(grant)
         for replacement in plan.replacements:
             self._replace(replacement)
+        for grant in plan.grants:
+            self._grant(grant)
         self._check_moves(plan, filled)
         # That each fork's parent is in this step and samples, the plan's own check has proved.
         for fork in plan.forks:

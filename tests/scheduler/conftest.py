@@ -7,12 +7,14 @@ loses its place to somebody less urgent. Every finished output must be the oracl
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
+from blockyard.scheduler.block_keys import PrefixExtras
 from blockyard.scheduler.config import SchedulerConfig
-from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.scheduler.plan import RowError, StepPlan, StepResult
 from blockyard.scheduler.request import FinishReason, RequestSpec
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
@@ -32,11 +34,13 @@ class Rig:
     max_step_tokens: int = 16
     context: int = 256
     ranks: int = 1
+    vocab: int = VOCAB
     specs: dict[str, RequestSpec] = field(default_factory=dict)
     outputs: dict[str, list[int]] = field(default_factory=dict)
     reasons: dict[str, FinishReason] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
+    cached: dict[str, int] = field(default_factory=dict)
     computed_tokens: int = 0
     now: float = 0.0
 
@@ -54,7 +58,7 @@ class Rig:
         worker_config = WorkerConfig(
             model_dir="", max_context_tokens=self.context, block_size=self.block_size
         )
-        self.workers = [WitnessWorker(worker_config, VOCAB) for _ in range(self.ranks)]
+        self.workers = [WitnessWorker(worker_config, self.vocab) for _ in range(self.ranks)]
         for worker in self.workers:
             worker.load()
             worker.allocate(self.num_blocks)
@@ -65,6 +69,8 @@ class Rig:
         self.tables: dict[int, list[int]] = {}
         self.names: dict[int, str] = {}
         self.touched: dict[int, int] = {}
+        self.contents: dict[int, tuple[PrefixExtras | None, tuple[int, ...]]] = {}
+        self.stored: dict[bytes, bytes] = {}
 
     def submit(
         self,
@@ -74,12 +80,13 @@ class Rig:
         priority: int = 0,
         stop: tuple[int, ...] = (),
         min_tokens: int = 0,
+        **options: Any,
     ) -> None:
         # The seed serves as a name that plans repeat at each admission.
         sampling = SamplingParams(
             max_tokens, seed=len(self.specs), stop_token_ids=stop, min_tokens=min_tokens
         )
-        spec = RequestSpec(request_id, tuple(prompt), sampling, priority)
+        spec = RequestSpec(request_id, tuple(prompt), sampling, priority, **options)
         self.scheduler.submit(spec, self.now)
         self.specs[request_id] = spec
         self.outputs[request_id] = []
@@ -121,12 +128,21 @@ class Rig:
                 self.started.append(name)
             self.names[admission.handle] = name
             self.tables[admission.handle] = []
+        for replacement in plan.replacements:
+            self._check_found(replacement.handle, replacement.index, replacement.block_id)
+            self.tables[replacement.handle][replacement.index] = replacement.block_id
+        starts = dict(zip(plan.handles, plan.starts, strict=True))
         for grant in plan.grants:
+            table = self.tables[grant.handle]
             for block in grant.block_ids:
-                assert self.touched.get(block, 0) <= self.acknowledged, "a fence was passed"
-                holders = [h for h, table in self.tables.items() if block in table]
-                assert not holders, f"block {block} is given out twice"
-            self.tables[grant.handle].extend(grant.block_ids)
+                holders = [h for h, other in self.tables.items() if block in other]
+                if len(table) * self.block_size < starts.get(grant.handle, 0):
+                    self._check_found(grant.handle, len(table), block)
+                else:
+                    self.contents.pop(block, None)
+                    assert self.touched.get(block, 0) <= self.acknowledged, "a fence was passed"
+                    assert not holders, f"block {block} is given out twice"
+                table.append(block)
         rows = [self.names[handle] for handle in plan.handles]
         for handle in plan.handles:
             self.touched.update(dict.fromkeys(self.tables[handle], plan.step))
@@ -143,23 +159,68 @@ class Rig:
         assert len(plan.token_ids) <= self.max_step_tokens
         assert len(rows) <= self.max_running
 
+    def _check_found(self, handle: int, index: int, block: int) -> None:
+        """A block whose content counts: a committed step has written it, for just such a request.
+
+        What it holds depends on all tokens up to its end, and on what else decides the KV.
+        """
+        name = self.names[handle]
+        spec = self.specs[name]
+        assert spec.use_prefix_cache, f"{name} wants no part in the prefix index"
+        known = (*spec.prompt_token_ids, *self.outputs[name])
+        expected = (spec.extras, known[: (index + 1) * self.block_size])
+        assert self.contents.get(block) == expected, f"{name} is given a wrong block {block}"
+
+    def _note_written(self, plan: StepPlan) -> None:
+        """A committed step has filled blocks; only then may they be found."""
+        for handle, start, count in zip(plan.handles, plan.starts, plan.counts, strict=True):
+            spec = self.specs[self.names[handle]]
+            known = (*spec.prompt_token_ids, *self.outputs[spec.request_id])
+            for index in range(start // self.block_size, (start + count) // self.block_size):
+                self.contents[self.tables[handle][index]] = (
+                    spec.extras if spec.use_prefix_cache else None,
+                    known[: (index + 1) * self.block_size],
+                )
+
     def commit(self) -> None:
         assert self.in_flight is not None
-        _, result = self.in_flight
+        plan, result = self.in_flight
         self.in_flight = None
+        self._note_written(plan)
         for update in self.scheduler.commit(result, self.now):
             name = update.request_id
             assert name in self.live(), "news of a request that has ended"
             self.outputs[name].extend(update.token_ids)
             if update.finish_reason is not None:
                 self.reasons[name] = update.finish_reason
+                self.cached[name] = update.cached_tokens
                 self.ended.append(name)
-                self.compare(name)
+                if update.finish_reason is not FinishReason.ERROR:
+                    self.compare(name)
+
+    def check(self) -> None:
+        """The scheduler's own proof, and that its events tell what the prefix index holds."""
+        self.scheduler.check()
+        events = self.scheduler.take_prefix_events()
+        for key in events.removed:
+            del self.stored[key]
+        for block in events.stored:
+            assert block.key not in self.stored
+            self.stored[block.key] = block.parent_key
+        held = {block.key: block.parent_key for block in self.scheduler.prefix_snapshot()}
+        assert self.stored == held
 
     def acknowledge(self, step: int) -> None:
         self.acknowledged = max(self.acknowledged, step)
         self.unacknowledged = [s for s in self.unacknowledged if s > step]
         self.scheduler.acknowledge(step)
+
+    def fail(self, request_id: str) -> None:
+        """Let the step in flight answer that this request's logits could not be sampled."""
+        assert self.in_flight is not None
+        plan, result = self.in_flight
+        (handle,) = (handle for handle, name in self.names.items() if name == request_id)
+        self.in_flight = plan, replace(result, errors=(*result.errors, RowError(handle, "failed")))
 
     def abort(self, request_id: str) -> None:
         was_live = request_id in self.live()
@@ -175,7 +236,7 @@ class Rig:
         expected = witness_generate(
             prompt,
             spec.sampling.max_tokens or fitting,
-            VOCAB,
+            self.vocab,
             spec.sampling.stop_token_ids,
             spec.sampling.min_tokens,
         )
@@ -190,10 +251,10 @@ class Rig:
         """One whole step with everything acknowledged at once."""
         if not self.plan():
             return False
-        self.scheduler.check()
+        self.check()
         self.commit()
         self.acknowledge(self.scheduler.ledger().step)
-        self.scheduler.check()
+        self.check()
         return True
 
     def finish(self) -> None:
@@ -203,12 +264,12 @@ class Rig:
                 self.commit()
             if self.unacknowledged:
                 self.acknowledge(self.unacknowledged[-1])
-            self.scheduler.check()
+            self.check()
             if not self.step():
                 break
         assert not self.live()
         ledger = self.scheduler.ledger()
-        assert ledger.blocks.free == ledger.blocks.total == self.num_blocks
+        assert ledger.blocks.free + ledger.blocks.cached == ledger.blocks.total == self.num_blocks
         assert ledger.requests.running == ledger.requests.waiting == ledger.requests.parked == 0
         assert ledger.stalled_steps == 0
 

@@ -92,7 +92,7 @@ def test_only_so_many_big_requests_are_looked_behind(make_rig: Make, prompt_of: 
         rig.submit("first", prompt_of(76), max_tokens=5)
         rig.step()
         for index in range(num_big):
-            rig.submit(f"big {index}", prompt_of(76, index), max_tokens=5)
+            rig.submit(f"big {index}", prompt_of(76, 1 + index), max_tokens=5)
         rig.submit("small", prompt_of(5), max_tokens=5)
         rig.step()
         assert ("small" in rig.started) is passes
@@ -153,6 +153,6 @@ def hold(batch: Batch, request: Request) -> None:
     """Let a request have computed one block of tokens."""
     request.handle = batch.new_handle()
     request.table.extend(batch.pool.allocate(1) or ())
-    request.num_promised = 4
+    request.num_computed = 4
     batch.promise(4)
-    batch.fulfil(request)
+    batch.fulfil(4)

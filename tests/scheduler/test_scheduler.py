@@ -19,7 +19,8 @@ def make(num_blocks: int = 20, max_running: int = 4, max_step_tokens: int = 16) 
 
 def spec(name: str, prompt: int, priority: int = 0, **sampling: object) -> RequestSpec:
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    return RequestSpec(name, tuple(range(prompt)), params, priority)
+    # Without the prefix cache: who finds what is shown elsewhere.
+    return RequestSpec(name, tuple(range(prompt)), params, priority, use_prefix_cache=False)
 
 
 def planned(scheduler: Scheduler, now: float = 0.0) -> StepPlan:

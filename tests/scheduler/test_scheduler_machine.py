@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from blockyard.scheduler.block_keys import PrefixExtras, block_keys
 from blockyard.scheduler.request import RequestRefused
 
 CONTEXT = 40
@@ -52,11 +53,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         stops=st.booleans(),
         min_tokens=st.integers(0, 3),
+        family=st.integers(0, 2),
+        own=st.integers(0, 3),
+        salt=st.sampled_from(("", "", "", "a")),
+        cached=st.sampled_from((True, True, True, False)),
+        hint=st.integers(0, 3),
     )
     def submit(
-        self, eighths: int, max_tokens: int | None, priority: int, stops: bool, min_tokens: int
+        self,
+        eighths: int,
+        max_tokens: int | None,
+        priority: int,
+        stops: bool,
+        min_tokens: int,
+        family: int,
+        own: int,
+        salt: str,
+        cached: bool,
+        hint: int,
     ) -> None:
-        """Prompts go from an eighth of the pool to a little more than all of it."""
+        """Prompts go from an eighth of the pool to a little more than all of it.
+
+        They begin like others of their family and end in a few tokens of their own. Keys given
+        with them may be right, wrong or absent.
+        """
         index = len(self.rig.specs)
         slots = self.rig.num_blocks * self.rig.block_size
         length = max(1, slots * eighths // 8)
@@ -64,9 +84,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         fits = total <= CONTEXT and total - 1 <= slots
         least = min(min_tokens, max_tokens) if max_tokens else 0
         stop = tuple(range(0, VOCAB, 7)) if stops else ()
+        own = min(own, length)
+        prompt = self.prompt_of(80, family)[: length - own] + self.prompt_of(own, index)
+        extras = PrefixExtras(salt=salt)
+        keys: tuple[bytes, ...] = ()
+        if hint < 3:
+            hinted = prompt if hint < 2 else self.prompt_of(80, 0)[:length]
+            keys = block_keys(hinted, self.rig.block_size, extras if hint else PrefixExtras())
         try:
             self.rig.submit(
-                f"request {index}", self.prompt_of(length, index), max_tokens, priority, stop, least
+                f"request {index}",
+                prompt,
+                max_tokens,
+                priority,
+                stop,
+                least,
+                extras=extras,
+                use_prefix_cache=cached,
+                block_keys=keys,
             )
         except RequestRefused:
             assert self.draining or not fits
@@ -101,6 +136,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.rig.abort(data.draw(st.sampled_from(sorted(self.rig.specs))))
 
+    @precondition(lambda self: self.rig.specs)
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.rig.scheduler.reset_prefix_cache()
+        self.rig.contents.clear()
+
     @rule()
     def drain(self) -> None:
         # Rarely useful early in a run: afterwards nothing new comes in.
@@ -111,7 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def books_are_right(self) -> None:
         if self.rig is not None:
-            self.rig.scheduler.check()
+            self.rig.check()
 
     def teardown(self) -> None:
         if self.rig is not None:

@@ -171,7 +171,7 @@ def test_tables_grow() -> None:
         ({"replacements": (Replacement(3, 0, 1),)}, "names handle 3, which is not known"),
         (
             {"replacements": (Replacement(7, 3, 1),)},
-            "replaces entry 3 of handle 7, whose table has 3",
+            "replaces entry 3 of handle 7, whose table has 2",
         ),
         ({"replacements": (Replacement(7, -1, 1),)}, "replaces entry -1 of handle 7"),
         (

@@ -151,7 +151,10 @@ class Stack:
         for group in self.groups:
             group.server.check()
             ledger = group.server.ledger()
-            if ledger.blocks.free != ledger.blocks.total or group.server.engine.lost:
+            if (
+                ledger.blocks.free + ledger.blocks.cached != ledger.blocks.total
+                or group.server.engine.lost
+            ):
                 return False
             if ledger.requests.running or ledger.requests.waiting or ledger.requests.parked:
                 return False

@@ -1,0 +1,154 @@
+"""What a request finds in the prefix index, and what it leaves there.
+
+Joins the index, the pool's kept blocks and the waits for prefixes under way; knows nothing of
+places in the batch or of plans. Units: tokens, blocks.
+"""
+
+from collections.abc import Collection, Iterable
+
+from blockyard.scheduler.block_keys import KeyChain, root_key
+from blockyard.scheduler.block_pool import BlockPool
+from blockyard.scheduler.prefix_index import PrefixIndex
+from blockyard.scheduler.prefix_waits import PrefixWaits
+from blockyard.scheduler.request import NEVER, Request
+
+__all__ = ["PrefixCache"]
+
+
+class PrefixCache:
+    """The prefix index of one pool, as requests use it."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.index = PrefixIndex()
+        self.waits = PrefixWaits()
+        self.pool = BlockPool(num_blocks, block_size, self.index.remove)
+        self._block_size = block_size
+
+    def join(self, request: Request) -> None:
+        """Let a new request take part, unless it does not want to."""
+        spec = request.spec
+        if spec.use_prefix_cache:
+            hints = spec.block_keys[: request.num_prompt // self._block_size]
+            request.chain = KeyChain(root_key(spec.extras), self._block_size, hints)
+
+    def match(self, request: Request) -> None:
+        """Bring `request.path` up to date with the index: blocks that it need not compute.
+
+        Its last known token is always computed, or there would be no logits to sample from.
+        """
+        chain = request.chain
+        if chain is not None:
+            most = (len(request.tokens) - 1) // self._block_size
+            chain.reach(request.tokens, most)
+            self.index.extend(request.path, chain, most)
+
+    def num_kept(self, request: Request) -> int:
+        """How many of the blocks matched are available ones, which sharing them would take."""
+        cached = self.pool.is_cached
+        return sum(cached(entry.block_id) for entry in request.path)
+
+    def begin(self, request: Request) -> None:
+        """A request begins to compute after the blocks of its path, which it holds now."""
+        if request.chain is not None:
+            request.publish_at = (len(request.path) + 1) * self._block_size
+            self.waits.announce(request)
+
+    def publish(self, request: Request) -> tuple[list[int], list[Request]]:
+        """Make a request's newly filled blocks findable, once their step is committed.
+
+        Where an equal block is in the index already the request's path takes that one.
+
+        Returns:
+            Indexes of the table's blocks that are not those of its path now; and requests that
+            need wait no longer.
+        """
+        chain, path = request.chain, request.path
+        if chain is None:
+            return [], []
+        table = request.table.block_ids
+        done = request.num_computed // self._block_size
+        begin = len(path)
+        chain.reach(request.tokens, done)
+        doubled: list[int] = []
+        for index in range(begin, done):
+            parent = path[-1] if path else None
+            content = (parent, chain.root, chain.keys[index], chain.blocks[index])
+            entry = self.index.find(*content)
+            if entry is None:
+                entry = self.index.add(*content, table[index])
+                if entry is None:
+                    return doubled, self.stop(request)
+                self.pool.publish(table[index])
+            elif entry.block_id != table[index]:
+                doubled.append(index)
+            path.append(entry)
+        request.publish_at = (done + 1) * self._block_size
+        return doubled, self.waits.withdraw(request, begin, done)
+
+    def stop(self, request: Request) -> list[Request]:
+        """Let a request publish no more; returns those who waited for it."""
+        request.publish_at = NEVER
+        return self.waits.withdraw(request, len(request.path), request.num_announced)
+
+    def reset(self, running: Iterable[Request]) -> list[Request]:
+        """Forget everything; what is being computed now is not published either.
+
+        Returns:
+            Requests that need wait no longer.
+        """
+        resumed: list[Request] = []
+        for request in running:
+            resumed += self.waits.withdraw(request, 0, request.num_announced)
+            request.publish_at = NEVER
+            request.chain = None
+            request.path.clear()
+        self.index.clear()
+        self.pool.unpublish_all()
+        return resumed
+
+    def check(self, running: Collection[Request]) -> None:
+        """Prove index, pool and waits, and that they agree.
+
+        Raises:
+            AssertionError: naming the block or the request.
+        """
+        self.pool.check()
+        self.index.check()
+        self.waits.check()
+        entries = {entry.block_id: entry for entry in self.index.entries()}
+        if entries.keys() != self.pool.published():
+            odd = sorted(entries.keys() ^ self.pool.published())
+            raise AssertionError(f"blocks {odd} are either indexed or kept, not both")
+        turn = {block_id: turn for turn, block_id in enumerate(self.pool.reclaim_order())}
+        for block_id, entry in entries.items():
+            parent = entry.parent
+            if parent is None or parent.block_id not in turn:
+                continue
+            if turn.get(block_id, len(turn)) > turn[parent.block_id]:
+                raise AssertionError(
+                    f"block {parent.block_id} would be reclaimed before block {block_id}, "
+                    "which follows it"
+                )
+        for request in running:
+            self._check_path(request, entries.keys())
+
+    def _check_path(self, request: Request, indexed: Collection[int]) -> None:
+        name, path, chain = request.request_id, request.path, request.chain
+        if not request.table.block_ids:
+            return
+        if chain is None:
+            if path or request.publish_at != NEVER:
+                raise AssertionError(f"request {name!r} takes no part, yet it publishes")
+            return
+        if len(path) > request.num_computed // self._block_size:
+            raise AssertionError(f"request {name!r} published a block before it was computed")
+        packed = KeyChain(chain.root, self._block_size)
+        packed.reach(request.tokens, len(path))
+        for index, entry in enumerate(path):
+            parent = path[index - 1] if index else None
+            if entry.block_id not in indexed or entry.parent is not parent:
+                raise AssertionError(f"request {name!r} holds block {index} of a broken path")
+            if entry.block_id != request.table.block_ids[index]:
+                raise AssertionError(f"request {name!r} holds block {index} beside its path")
+            if entry.tokens != packed.blocks[index] or entry.root != chain.root:
+                raise AssertionError(f"request {name!r} holds block {index} of other content")

@@ -1,0 +1,179 @@
+"""Full blocks whose KV is written, found by content.
+
+An entry is a hit only under the entry matched just before it and with equal token ids: a key
+merely says where to look. Knows keys, tokens and block ids; whether a block is held, and when it
+is given to somebody else, is the pool's business. Units: blocks.
+"""
+
+from dataclasses import dataclass
+
+from blockyard.scheduler.block_keys import KeyChain
+
+__all__ = ["GONE", "PrefixEntry", "PrefixEvents", "PrefixIndex", "StoredBlock"]
+
+GONE = -1
+"""Block id of an entry that has left the index; it never comes back."""
+
+
+@dataclass(slots=True, eq=False)
+class PrefixEntry:
+    """One full block's content and where it is."""
+
+    key: bytes
+    parent: "PrefixEntry | None"
+    root: bytes
+    tokens: bytes
+    block_id: int
+    num_children: int = 0
+
+    @property
+    def parent_key(self) -> bytes:
+        """Key of the parent block, or of the root."""
+        return self.root if self.parent is None else self.parent.key
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A key that can be hit, and the key it follows."""
+
+    key: bytes
+    parent_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixEvents:
+    """How the index differs from the last time this was asked: take away first, then add."""
+
+    removed: tuple[bytes, ...]
+    stored: tuple[StoredBlock, ...]
+
+
+class PrefixIndex:
+    """Entries by key and by block.
+
+    Leaves go before their parents: nothing that can still be hit ever hangs in the air.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, PrefixEntry] = {}
+        self._by_block: dict[int, PrefixEntry] = {}
+        self._stored: dict[bytes, bytes] = {}
+        self._removed: dict[bytes, None] = {}
+
+    def __len__(self) -> int:
+        """Blocks that can be hit."""
+        return len(self._entries)
+
+    def extend(self, path: list[PrefixEntry], chain: KeyChain, num_blocks: int) -> None:
+        """Lengthen `path`, the entries matched so far, up to `num_blocks` or the first miss.
+
+        `path` may come from an earlier time: entries that have left the index since are dropped
+        from its end first.
+        """
+        while path and path[-1].block_id == GONE:
+            path.pop()
+        entries, keys, blocks = self._entries, chain.keys, chain.blocks
+        parent = path[-1] if path else None
+        for index in range(len(path), num_blocks):
+            entry = entries.get(keys[index])
+            if entry is None or entry.parent is not parent or entry.tokens != blocks[index]:
+                return
+            if parent is None and entry.root != chain.root:
+                return
+            path.append(entry)
+            parent = entry
+
+    def find(
+        self, parent: PrefixEntry | None, root: bytes, key: bytes, tokens: bytes
+    ) -> PrefixEntry | None:
+        """The entry with this content after this parent; None on a miss."""
+        entry = self._entries.get(key)
+        if entry is None or entry.parent is not parent or entry.tokens != tokens:
+            return None
+        return entry if parent is not None or entry.root == root else None
+
+    def add(
+        self, parent: PrefixEntry | None, root: bytes, key: bytes, tokens: bytes, block_id: int
+    ) -> PrefixEntry | None:
+        """Make a block findable; None when other content has the key (somebody's hint is wrong)."""
+        if key in self._entries:
+            return None
+        if parent is not None:
+            parent.num_children += 1
+        entry = PrefixEntry(key, parent, root, tokens, block_id)
+        self._entries[key] = self._by_block[block_id] = entry
+        if key in self._removed:
+            del self._removed[key]
+        else:
+            self._stored[key] = entry.parent_key
+        return entry
+
+    def remove(self, block_id: int) -> None:
+        """The block is given to somebody else.
+
+        Raises:
+            ValueError: other entries follow it, so it is not its turn yet.
+        """
+        entry = self._by_block[block_id]
+        if entry.num_children:
+            raise ValueError(f"block {block_id} leaves the index before {entry.num_children} more")
+        if entry.parent is not None:
+            entry.parent.num_children -= 1
+        self._forget(entry)
+
+    def clear(self) -> None:
+        """Drop every entry."""
+        for entry in self.entries():
+            self._forget(entry)
+
+    def take_events(self) -> PrefixEvents:
+        """What changed since the last call; never more than twice the blocks of the pool."""
+        events = PrefixEvents(
+            removed=tuple(self._removed),
+            stored=tuple(StoredBlock(key, parent) for key, parent in self._stored.items()),
+        )
+        self._removed.clear()
+        self._stored.clear()
+        return events
+
+    def snapshot(self) -> tuple[StoredBlock, ...]:
+        """All that can be hit, parents before their children. Walks the index."""
+        return tuple(StoredBlock(entry.key, entry.parent_key) for entry in self._entries.values())
+
+    def entries(self) -> tuple[PrefixEntry, ...]:
+        """All entries. Walks the index: for checks only."""
+        return tuple(self._entries.values())
+
+    def check(self) -> None:
+        """Prove that keys and blocks name the same entries and parents are there.
+
+        Raises:
+            AssertionError: naming the block.
+        """
+        if len(self._by_block) != len(self._entries):
+            raise AssertionError(
+                f"{len(self._entries)} keys are indexed, for {len(self._by_block)} blocks"
+            )
+        children: dict[int, int] = {}
+        for key, entry in self._entries.items():
+            if entry.key != key or self._by_block.get(entry.block_id) is not entry:
+                raise AssertionError(f"block {entry.block_id} is indexed under a wrong key")
+            if entry.parent is not None:
+                if self._entries.get(entry.parent.key) is not entry.parent:
+                    raise AssertionError(f"block {entry.block_id} is indexed without its parent")
+                children[id(entry.parent)] = children.get(id(entry.parent), 0) + 1
+        for entry in self._entries.values():
+            if entry.num_children != children.get(id(entry), 0):
+                raise AssertionError(
+                    f"block {entry.block_id} has {children.get(id(entry), 0)} children, "
+                    f"{entry.num_children} are counted"
+                )
+
+    def _forget(self, entry: PrefixEntry) -> None:
+        del self._entries[entry.key]
+        del self._by_block[entry.block_id]
+        entry.block_id = GONE
+        if entry.key in self._stored:
+            del self._stored[entry.key]
+        else:
+            self._removed[entry.key] = None

@@ -1,0 +1,133 @@
+import pytest
+
+from blockyard.scheduler.block_keys import KeyChain
+from blockyard.scheduler.prefix_index import GONE, PrefixEntry, PrefixIndex, StoredBlock
+
+ROOT = b"root"
+
+
+def chain_of(*tokens: int, root: bytes = ROOT, hints: tuple[bytes, ...] = ()) -> KeyChain:
+    chain = KeyChain(root, 2, hints)
+    chain.reach(tokens, len(tokens) // 2)
+    return chain
+
+
+def store(index: PrefixIndex, chain: KeyChain, first_block: int = 0) -> list[PrefixEntry]:
+    """Add what is missing of a chain."""
+    path: list[PrefixEntry] = []
+    index.extend(path, chain, len(chain.blocks))
+    for at in range(len(path), len(chain.blocks)):
+        parent = path[-1] if path else None
+        entry = index.add(parent, chain.root, chain.keys[at], chain.blocks[at], first_block + at)
+        assert entry is not None
+        path.append(entry)
+    index.check()
+    return path
+
+
+def found(index: PrefixIndex, chain: KeyChain) -> list[int]:
+    path: list[PrefixEntry] = []
+    index.extend(path, chain, len(chain.blocks))
+    return [entry.block_id for entry in path]
+
+
+def test_a_chain_is_found_up_to_its_first_difference() -> None:
+    index = PrefixIndex()
+    store(index, chain_of(1, 2, 3, 4, 5, 6), first_block=10)
+    assert found(index, chain_of(1, 2, 3, 4, 5, 6, 7, 8)) == [10, 11, 12]
+    assert found(index, chain_of(1, 2, 3, 9, 5, 6)) == [10]
+    assert found(index, chain_of(3, 4, 5, 6)) == []
+    assert found(index, chain_of(1, 2, 3, 4, 5, 6, root=b"other")) == []
+    limited: list[PrefixEntry] = []
+    index.extend(limited, chain_of(1, 2, 3, 4), 1)
+    assert [entry.block_id for entry in limited] == [10]
+
+
+def test_a_wrong_key_never_gives_a_hit() -> None:
+    index = PrefixIndex()
+    first = chain_of(1, 2, 3, 4)
+    store(index, first)
+    hints = tuple(first.keys)
+    assert found(index, chain_of(1, 9, 3, 4, hints=hints)) == []
+    assert found(index, chain_of(1, 2, 3, 9, hints=hints)) == [0]
+    # Equal tokens, but under another root or another parent.
+    assert found(index, chain_of(1, 2, 3, 4, root=b"other", hints=hints)) == []
+    assert found(index, chain_of(3, 4, hints=hints[1:])) == []
+    for find in (chain_of(1, 9, hints=hints), chain_of(1, 2, root=b"x", hints=hints)):
+        assert index.find(None, find.root, find.keys[0], find.blocks[0]) is None
+        assert index.add(None, find.root, find.keys[0], find.blocks[0], 7) is None
+    index.check()
+
+
+def test_an_old_match_is_taken_anew() -> None:
+    index = PrefixIndex()
+    chain = chain_of(1, 2, 3, 4, 5, 6)
+    path = store(index, chain)
+    index.remove(2)
+    index.remove(1)
+    assert path[-1].block_id == GONE
+    entry = index.add(path[0], ROOT, chain.keys[1], chain.blocks[1], 5)
+    index.extend(path, chain, 3)
+    assert path == [path[0], entry]
+    index.remove(5)
+    index.remove(0)
+    index.extend(path, chain, 3)
+    assert path == []
+
+
+def test_a_parent_stays_until_its_children_are_gone() -> None:
+    index = PrefixIndex()
+    store(index, chain_of(1, 2, 3, 4))
+    store(index, chain_of(1, 2, 5, 6), first_block=4)
+    with pytest.raises(ValueError, match="block 0 leaves the index before 2 more"):
+        index.remove(0)
+    index.remove(1)
+    index.remove(5)
+    index.remove(0)
+    index.check()
+    assert len(index) == 0
+
+
+def test_events_are_the_difference_to_the_last_time() -> None:
+    index = PrefixIndex()
+    chain = chain_of(1, 2, 3, 4)
+    store(index, chain)
+    events = index.take_events()
+    both = (StoredBlock(chain.keys[0], ROOT), StoredBlock(chain.keys[1], chain.keys[0]))
+    assert (events.removed, events.stored) == ((), both)
+    assert index.snapshot() == both
+    index.remove(1)
+    index.remove(0)
+    store(index, chain_of(1, 2))
+    store(index, chain_of(7, 8), first_block=8)
+    index.remove(8)
+    events = index.take_events()
+    assert (events.removed, events.stored) == ((chain.keys[1],), ())
+    index.clear()
+    assert index.take_events().removed == (chain.keys[0],)
+    assert index.take_events() == PrefixIndex().take_events()
+
+
+def test_unread_events_do_not_grow_without_bound() -> None:
+    index = PrefixIndex()
+    for number in range(100):
+        store(index, chain_of(number, number))
+        index.remove(0)
+    events = index.take_events()
+    assert (events.removed, events.stored) == ((), ())
+
+
+def test_check_sees_what_is_wrong() -> None:
+    index = PrefixIndex()
+    first, second = store(index, chain_of(1, 2, 3, 4))
+    second.block_id = 9
+    with pytest.raises(AssertionError, match="block 9 is indexed under a wrong key"):
+        index.check()
+    second.block_id = 1
+    first.num_children = 2
+    with pytest.raises(AssertionError, match="block 0 has 1 children, 2 are counted"):
+        index.check()
+    first.num_children = 1
+    del index._entries[first.key], index._by_block[0]
+    with pytest.raises(AssertionError, match="block 1 is indexed without its parent"):
+        index.check()
