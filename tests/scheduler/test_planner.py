@@ -192,3 +192,13 @@ def test_no_requests_make_no_plan(requests: int, message: str) -> None:
 def test_more_ranks_than_gpus_are_refused() -> None:
     with pytest.raises(ValueError, match="4 ranks need as many GPUs, there are 2"):
         KvBudget(MODEL_8B, 100, num_ranks=4, num_gpus=2)
+
+
+def test_fewer_requests_than_fit_fill_only_their_own() -> None:
+    budget = KvBudget(LLAMA_13B, 2048, kv_memory_bytes=13_421_772_800)
+    plan = plan_capacity(budget, constant_lengths(680), requests=3)
+    assert (plan.contiguous.concurrency, plan.contiguous.running) == (8, 3)
+    assert (plan.blocks.concurrency, plan.blocks.running) == (23, 3)
+    assert (plan.contiguous.refused, plan.blocks.refused) == (0, 0)
+    assert plan.contiguous.filled_slots == plan.blocks.filled_slots == 3 * 680
+    assert plan.contiguous.reserved_slots == 3 * 2048
