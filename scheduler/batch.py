@@ -16,6 +16,7 @@ from blockyard.scheduler.plan import Replacement
 from blockyard.scheduler.prefix_cache import PrefixCache
 from blockyard.scheduler.queues import WaitingQueue
 from blockyard.scheduler.request import Request, RequestState
+from blockyard.scheduler.watermark import GrowthWatermark
 
 __all__ = ["Batch"]
 
@@ -30,6 +31,7 @@ class Batch:
         self.cache = PrefixCache(num_blocks, config.block_size)
         self.pool = self.cache.pool
         self.queue = WaitingQueue()
+        self.watermark = GrowthWatermark(num_blocks)
         self.running: list[Request] = []
         """Sorted by urgency, most urgent first."""
         self.num_preemptions = 0

@@ -6,7 +6,7 @@ Units: tokens, blocks.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.budget import StepBudget
@@ -21,9 +21,6 @@ MAX_TIMES_PASSED = 16
 
 _MAX_SET_ASIDE = 4
 """Requests too big for now that one step looks behind."""
-
-_WATERMARK_SHARE = 32
-"""At most about this part of the pool stays free at an admission, for others to grow into."""
 
 
 class StepPacker:
@@ -43,6 +40,7 @@ class StepPacker:
         batch.resume(batch.cache.waits.expire(self._draft.step))
         self._place_urgent()
         self._advance_running()
+        self._charge(self._draft.rows)
         # A victim of this step does not come back in it: what its blocks left over is less than
         # it held, hence less than it needs, and nobody passes a parked request.
         self._admit_waiting()
@@ -126,6 +124,8 @@ class StepPacker:
             if not self._short:
                 block_ids = self._find_blocks(request, count)
                 room += len(block_ids) * request.table.block_size
+                if count == 1:
+                    self._batch.watermark.observe(len(block_ids), 0)
             if count > room:
                 self._short = True
                 count = room
@@ -198,7 +198,7 @@ class StepPacker:
         available = pool.num_available - batch.cache.num_kept(request)
         if not num_running:
             return available > 0
-        watermark = min(num_running, 1 + pool.num_blocks // _WATERMARK_SHARE)
+        watermark = batch.watermark.blocks(num_running)
         needed = request.table.blocks_short(len(request.tokens)) - len(request.path)
         return needed + watermark <= available
 
@@ -213,6 +213,15 @@ class StepPacker:
         block_ids = pool.allocate(min(table.blocks_short(start + count), pool.num_available)) or ()
         room = table.num_slots - start + len(block_ids) * table.block_size
         self._compute(request, min(count, room), block_ids)
+        self._charge((request,))
+
+    def _charge(self, rows: Iterable[Request]) -> None:
+        """Charge tenants for what these rows compute in this step, where turns depend on it."""
+        queue = self._batch.queue
+        if queue.contended:
+            for request in rows:
+                decodes = request.num_promised == 1 and request.num_output > 0
+                queue.charge(request, 0 if decodes else request.num_promised, int(decodes))
 
     def _compute(self, request: Request, count: int, block_ids: tuple[int, ...]) -> None:
         """Put a running request into the step."""

@@ -236,6 +236,8 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Take a request off the books, wherever it is."""
+        if request.state is RequestState.RUNNING:
+            self._batch.watermark.observe(0, 1)
         self._batch.remove_waiting(request.request_id)
         self._batch.leave(request)
         del self._live[request.request_id]
