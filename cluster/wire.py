@@ -1,4 +1,4 @@
-"""Length-prefixed msgpack frames over TCP, opened by a handshake: both sides prove a secret.
+"""Length-prefixed msgpack frames over TCP, opened by a handshake (`handshake.py`).
 
 One wire serves every pair of our processes. It knows nothing of what the messages mean: a channel
 is given the type it may receive, and anything else on it ends the connection. End of file is how
@@ -7,9 +7,7 @@ the death of a peer is noticed. Frame: 4 bytes big-endian length, then that many
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
-import secrets
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -17,43 +15,43 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from blockyard.cluster.handshake import (
+    HANDSHAKE_SECONDS,
+    new_secret,
+    prove_as_client,
+    prove_as_server,
+)
+
 __all__ = [
-    "HANDSHAKE_SECONDS",
+    "CLOSE_SECONDS",
     "MAX_FRAME_BYTES",
     "Codec",
     "Connection",
     "Endpoint",
-    "HandshakeError",
     "Listener",
     "WireError",
     "connect",
     "frame",
-    "handshake_as_server",
     "listen",
-    "new_secret",
+    "tune",
 ]
 
+logger = logging.getLogger(__name__)
+
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-HANDSHAKE_SECONDS = 5.0
+CLOSE_SECONDS = 2.0
+"""How long a connection that is closed may take to hand over what was posted before."""
 _HEADER_BYTES = 4
-_GREETING = b"blockyard-wire-1"
-_NONCE_BYTES = 32
-_PROOF_BYTES = hashlib.sha256().digest_size
+_SILENT_SECONDS = 10
+"""After so long without a byte the kernel asks whether the peer's machine is still there."""
+_VANISHED_SECONDS = 30
+"""A machine that has not answered for so long is gone, and the connection with it."""
 
 Received = TypeVar("Received")
 
 
 class WireError(ConnectionError):
     """The peer sent something that is not allowed on this channel."""
-
-
-class HandshakeError(WireError):
-    """The peer could not prove that it knows the secret, or did not speak in time."""
-
-
-def new_secret() -> bytes:
-    """A fresh random secret for one listener."""
-    return secrets.token_bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,27 +132,39 @@ class Connection(Generic[Received]):
             if length > MAX_FRAME_BYTES:
                 raise WireError(f"peer announced a frame of {length} bytes, over the limit")
             payload = await self._reader.readexactly(length)
-        except (asyncio.IncompleteReadError, ConnectionError, OSError) as error:
-            if isinstance(error, WireError):
-                raise
+        except WireError:
+            raise
+        except (asyncio.IncompleteReadError, OSError):
             return None
         return self._codec.decode(payload)
 
+    def abort(self) -> None:
+        """Drop the connection at once, with whatever was not sent yet; `receive` then ends."""
+        self._writer.transport.abort()
+
     async def close(self) -> None:
-        """Close and wait until closed. Safe to call twice."""
+        """Send what was posted, as far as the peer takes it in time, and close. Safe to repeat."""
         await _close(self._writer)
 
 
 class Listener:
     """A listening socket; `endpoint` is what peers need to reach it."""
 
-    def __init__(self, server: asyncio.Server, endpoint: Endpoint, open_tasks: set[Any]) -> None:
+    def __init__(
+        self,
+        server: asyncio.Server,
+        endpoint: Endpoint,
+        closing: asyncio.Event,
+        open_tasks: set[asyncio.Task[Any]],
+    ) -> None:
         self._server = server
+        self._closing = closing
         self._open_tasks = open_tasks
         self.endpoint = endpoint
 
     async def close(self) -> None:
         """Stop listening and end every connection's handler."""
+        self._closing.set()
         self._server.close()
         tasks = list(self._open_tasks)
         for task in tasks:
@@ -171,30 +181,27 @@ async def listen(
 ) -> Listener:
     """Listen, and run `handler` for each peer that proves the secret; the kernel picks port 0."""
     secret = new_secret()
+    closing = asyncio.Event()
     open_tasks: set[asyncio.Task[Any]] = set()
 
     async def on_connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         open_tasks.add(task)
-        connection = Connection(reader, writer, codec)
         try:
-            _set_no_delay(writer)
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await _prove_as_server(reader, writer, secret)
-            await handler(connection)
-        except (HandshakeError, TimeoutError, OSError, asyncio.IncompleteReadError):
-            return
+            # A peer may have been accepted just before the listener closed.
+            if not closing.is_set() and await _admit(reader, writer, secret):
+                await handler(Connection(reader, writer, codec))
         except asyncio.CancelledError:
             # The listener is closing. asyncio.streams would report a cancelled handler as an error.
             return
         finally:
             open_tasks.discard(task)
-            await connection.close()
+            await _close(writer)
 
     server = await asyncio.start_server(on_connect, host, port)
     bound_host, bound_port = server.sockets[0].getsockname()[:2]
-    return Listener(server, Endpoint(bound_host, bound_port, secret), open_tasks)
+    return Listener(server, Endpoint(bound_host, bound_port, secret), closing, open_tasks)
 
 
 async def connect(endpoint: Endpoint, codec: Codec[Received]) -> Connection[Received]:
@@ -202,80 +209,47 @@ async def connect(endpoint: Endpoint, codec: Codec[Received]) -> Connection[Rece
 
     Raises:
         HandshakeError: the peer is not the one that gave out this endpoint.
-        OSError: nobody listens there.
+        OSError: nobody listens there, or nobody answers in time.
     """
     async with asyncio.timeout(HANDSHAKE_SECONDS):
         reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
         try:
-            _set_no_delay(writer)
-            await _prove_as_client(reader, writer, endpoint.secret)
-        except BaseException as error:
+            tune(writer.get_extra_info("socket"))
+            await prove_as_client(reader, writer, endpoint.secret)
+        except BaseException:
             await _close(writer)
-            if isinstance(error, asyncio.IncompleteReadError | ConnectionResetError):
-                reason = "the peer closed the connection during the handshake"
-                raise HandshakeError(reason) from error
             raise
     return Connection(reader, writer, codec)
 
 
-async def _prove_as_server(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
-) -> None:
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    writer.write(_GREETING + nonce)
-    answer = await reader.readexactly(_NONCE_BYTES + _PROOF_BYTES)
-    writer.write(_check_client(secret, nonce, answer))
+def tune(peer: socket.socket) -> None:
+    """Send each message at once, and notice a peer whose machine vanished without a word."""
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_SECONDS)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENT_SECONDS)
+    # In milliseconds; it overrides the number of keep-alive probes.
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_SECONDS * 1000)
 
 
-async def _prove_as_client(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
-) -> None:
-    if await reader.readexactly(len(_GREETING)) != _GREETING:
-        raise HandshakeError("the peer does not speak this wire's version")
-    server_nonce = await reader.readexactly(_NONCE_BYTES)
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    writer.write(nonce + _proof(secret, b"client", server_nonce, nonce))
-    proof = await reader.readexactly(_PROOF_BYTES)
-    if not hmac.compare_digest(proof, _proof(secret, b"server", nonce, server_nonce)):
-        raise HandshakeError("the peer does not know the secret")
-
-
-def handshake_as_server(peer: socket.socket, secret: bytes) -> None:
-    """The server's half of the handshake on a blocking socket that has a timeout set.
-
-    Raises:
-        HandshakeError: the peer does not know the secret or hung up.
-    """
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    peer.sendall(_GREETING + nonce)
-    answer = bytearray()
-    while len(answer) < _NONCE_BYTES + _PROOF_BYTES:
-        piece = peer.recv(_NONCE_BYTES + _PROOF_BYTES - len(answer))
-        if not piece:
-            raise HandshakeError("the peer hung up during the handshake")
-        answer += piece
-    peer.sendall(_check_client(secret, nonce, bytes(answer)))
-
-
-def _check_client(secret: bytes, nonce: bytes, answer: bytes) -> bytes:
-    """Verify a client's answer and return the server's own proof."""
-    client_nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-    if not hmac.compare_digest(proof, _proof(secret, b"client", nonce, client_nonce)):
-        raise HandshakeError("the peer does not know the secret")
-    return _proof(secret, b"server", client_nonce, nonce)
-
-
-def _proof(secret: bytes, role: bytes, challenge: bytes, own_nonce: bytes) -> bytes:
-    return hmac.digest(secret, role + challenge + own_nonce, "sha256")
+async def _admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
+    """Whether a new peer has proved the secret in time."""
+    try:
+        tune(writer.get_extra_info("socket"))
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            await prove_as_server(reader, writer, secret)
+    except OSError as error:
+        logger.info("a peer was sent away: %s", error or "it did not speak in time")
+        return False
+    return True
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
     writer.close()
-    # How the connection ended was noticed by whoever read from it.
+    # A peer that reads no more would keep the connection, and whoever waits for its end, for ever.
+    abort = asyncio.get_running_loop().call_later(CLOSE_SECONDS, writer.transport.abort)
+    # How the connection ended was noticed by whoever read from it. Shielded, because a cancelled
+    # wait_closed() makes every later one fail.
     with contextlib.suppress(OSError):
-        await writer.wait_closed()
-
-
-def _set_no_delay(writer: asyncio.StreamWriter) -> None:
-    peer: socket.socket = writer.get_extra_info("socket")
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.shield(writer.wait_closed())
+    abort.cancel()

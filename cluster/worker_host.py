@@ -1,7 +1,8 @@
 """The worker's end of the wire: one thread that loads, listens, and runs plans as they come.
 
 Blocking sockets on purpose: an idle worker sleeps in `recv`. Everything the executor does happens
-in that one thread, so that torch keeps a single pool of helper threads. Knows no Ray.
+in that one thread, so that torch keeps a single pool of helper threads. It serves one engine in
+its life: what an engine leaves behind in the executor would be wrong for another. Knows no Ray.
 """
 
 import contextlib
@@ -12,21 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from blockyard.cluster.handshake import handshake_as_server, new_secret
 from blockyard.cluster.messages import (
     Acknowledged,
     Executed,
     ToWorker,
     WorkerFailed,
 )
-from blockyard.cluster.wire import (
-    HANDSHAKE_SECONDS,
-    MAX_FRAME_BYTES,
-    Codec,
-    Endpoint,
-    WireError,
-    handshake_as_server,
-    new_secret,
-)
+from blockyard.cluster.wire import MAX_FRAME_BYTES, Codec, Endpoint, WireError, tune
 from blockyard.workers.config import Executor, WorkerProfile
 
 __all__ = ["WorkerHost"]
@@ -44,7 +38,7 @@ class WorkerHost:
         self._rank = rank
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"rank-{rank}")
         self._executor: Executor | None = None
-        self._listener: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
         self._closed = threading.Event()
 
     def load(self) -> WorkerProfile:
@@ -61,22 +55,22 @@ class WorkerHost:
         self._in_thread(lambda: self._loaded().allocate(num_blocks, num_host_blocks))
 
     def listen(self, host: str) -> Endpoint:
-        """Start to serve one engine after another; the kernel picks the port."""
+        """Wait for the engine and serve it to the end; the kernel picks the port."""
         executor = self._loaded()
         secret = new_secret()
-        self._listener = socket.create_server((host, 0))
-        port: int = self._listener.getsockname()[1]
-        self._thread.submit(self._serve, self._listener, executor, secret)
+        listener = socket.create_server((host, 0))
+        self._sockets.append(listener)
+        port: int = listener.getsockname()[1]
+        self._thread.submit(self._serve, listener, executor, secret)
         return Endpoint(host, port, secret)
 
     def close(self) -> None:
-        """Stop listening; the thread ends after the step in flight."""
+        """Hang up; the thread ends after the step in flight."""
         self._closed.set()
-        if self._listener is not None:
-            # shutdown() wakes the accept() that the thread may be sleeping in; close() would not.
-            with contextlib.suppress(OSError):  # a lost rank has closed it already
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
+        for held in self._sockets:
+            # shutdown() wakes whoever sleeps in accept() or recv(); close() would not.
+            with contextlib.suppress(OSError):  # it may have ended already
+                held.shutdown(socket.SHUT_RDWR)
         self._thread.shutdown(wait=False)
 
     def _loaded(self) -> Executor:
@@ -88,40 +82,46 @@ class WorkerHost:
         return self._thread.submit(work).result()
 
     def _serve(self, listener: socket.socket, executor: Executor, secret: bytes) -> None:
-        codec: Codec[ToWorker] = Codec(ToWorker)
-        while not self._closed.is_set():
-            try:
-                peer, _ = listener.accept()
-            except OSError:
-                return
-            with peer:
-                try:
-                    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    peer.settimeout(HANDSHAKE_SECONDS)
-                    handshake_as_server(peer, secret)
-                    peer.settimeout(None)
-                    self._serve_engine(peer, executor, codec)
-                except OSError as error:
-                    logger.warning("rank %d: an engine's connection ended: %s", self._rank, error)
-                except Exception:
-                    # What the device or the pool holds is unknown now: this rank serves no more.
-                    logger.exception("rank %d is lost", self._rank)
-                    listener.close()
-                    return
+        """Serve the first peer that proves the secret."""
+        try:
+            with listener:
+                engine = self._accept(listener, secret)
+            with engine:
+                self._run_plans(engine, executor)
+        except Exception as error:
+            if not self._closed.is_set():
+                logger.error("rank %d serves no more: %r", self._rank, error)
 
-    def _serve_engine(
-        self, peer: socket.socket, executor: Executor, codec: Codec[ToWorker]
-    ) -> None:
-        while (payload := _receive_frame(peer)) is not None:
+    def _accept(self, listener: socket.socket, secret: bytes) -> socket.socket:
+        while True:
+            peer, _ = listener.accept()
+            try:
+                tune(peer)
+                handshake_as_server(peer, secret)
+            except OSError as error:
+                logger.warning("rank %d sent a peer away: %s", self._rank, error)
+                peer.close()
+                continue
+            self._sockets.append(peer)
+            if self._closed.is_set():
+                peer.shutdown(socket.SHUT_RDWR)
+            return peer
+
+    def _run_plans(self, engine: socket.socket, executor: Executor) -> None:
+        """Run plans until the engine hangs up, or until the first failure: then nobody knows what
+        the device or the pool holds."""
+        codec: Codec[ToWorker] = Codec(ToWorker)
+        while (payload := _receive_frame(engine)) is not None:
             plan = codec.decode(payload).plan
             try:
                 result = executor.execute(plan)
             except Exception as error:
+                logger.exception("rank %d failed in step %d", self._rank, plan.step)
                 reason = f"{type(error).__name__}: {error}"
-                peer.sendall(codec.encode(WorkerFailed(plan.step, reason)))
-                raise
+                engine.sendall(codec.encode(WorkerFailed(plan.step, reason)))
+                return
             answer = Executed(result) if self._rank == 0 else Acknowledged(result.step)
-            peer.sendall(codec.encode(answer))
+            engine.sendall(codec.encode(answer))
 
 
 def _receive_frame(peer: socket.socket) -> bytes | None:

@@ -7,18 +7,18 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from blockyard.cluster import wire
+from blockyard.cluster.handshake import HandshakeError, new_secret
 from blockyard.cluster.wire import (
     MAX_FRAME_BYTES,
     Codec,
     Connection,
     Endpoint,
-    HandshakeError,
     Listener,
     WireError,
     connect,
     frame,
     listen,
-    new_secret,
 )
 
 
@@ -31,6 +31,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.handled = 0
+        self.echoed = 0
         self.endings: asyncio.Queue[str] = asyncio.Queue()
 
     async def serve(self, connection: Connection[Note]) -> None:
@@ -38,6 +39,7 @@ class Echo:
         try:
             while (note := await connection.receive()) is not None:
                 connection.post(note)
+                self.echoed += 1
             self.endings.put_nowait("hung up")
         except WireError as error:
             self.endings.put_nowait(str(error))
@@ -83,9 +85,9 @@ async def test_a_wrong_secret_is_refused_before_the_handler_runs(
     ("greeting", "proof", "said"),
     [
         (b"blockyard-wire-1" + b"n" * 32, b"p" * 32, "does not know the secret"),
-        (b"blockyard-wire-1" + b"n" * 32, b"p" * 7, "closed the connection"),
+        (b"blockyard-wire-1" + b"n" * 32, b"p" * 7, "hung up"),
         (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"", "version"),
-        (b"", b"", "closed the connection"),
+        (b"", b"", "hung up"),
     ],
 )
 async def test_the_client_refuses_who_cannot_prove_the_secret(
@@ -138,6 +140,93 @@ async def test_a_peer_that_dies_in_mid_frame_is_noticed(echo: tuple[Echo, Listen
     connection.post_frame(struct.pack(">I", 100) + b"half")
     await connection.close()
     assert await peer.endings.get() == "hung up"
+
+
+async def test_closing_does_not_wait_for_a_peer_that_reads_no_more(
+    echo: tuple[Echo, Listener], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "CLOSE_SECONDS", 0.05)
+    peer, listener = echo
+    connection: Connection[Note] = await connect(listener.endpoint, Codec(Note))
+    # More than the kernel's buffers hold comes back, and nobody takes it.
+    for _ in range(8):
+        connection.post(Note("x" * 4_000_000))
+    async with asyncio.timeout(20):
+        while peer.echoed < 8:
+            await asyncio.sleep(0)
+        await listener.close()
+        await connection.close()
+        await connection.close()
+
+
+# In one of these turns asyncio itself forgets the socket it has just accepted.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_listener_that_closes_lets_nobody_in_by_the_back_door(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.3)
+    peer = Echo()
+    listener = await listen(Codec(Note), peer.serve)
+    codec: Codec[Note] = Codec(Note)
+    connecting = asyncio.create_task(connect(listener.endpoint, codec))
+    for _ in range(turns):  # somewhere between the first packet and the handler
+        await asyncio.sleep(0)
+    await listener.close()
+    async with asyncio.timeout(20):
+        try:
+            connection = await connecting
+        except OSError:
+            return
+        connection.post(Note("is anybody there?"))
+        assert await connection.receive() is None
+        await connection.close()
+
+
+async def test_what_was_posted_before_closing_arrives(echo: tuple[Echo, Listener]) -> None:
+    _, listener = echo
+    connection: Connection[Note] = await connect(listener.endpoint, Codec(Note))
+    connection.post(Note("x" * 3_000_000))
+    assert await connection.receive() is not None
+    await listener.close()
+    assert await connection.receive() is None
+    await connection.close()
+
+
+async def test_an_aborted_connection_ends_for_both(echo: tuple[Echo, Listener]) -> None:
+    peer, listener = echo
+    connection: Connection[Note] = await connect(listener.endpoint, Codec(Note))
+    waiting = asyncio.create_task(connection.receive())
+    await asyncio.sleep(0)
+    connection.abort()
+    assert await waiting is None
+    assert await peer.endings.get() == "hung up"
+    await connection.close()
+
+
+async def test_a_vanished_machine_is_noticed_and_messages_are_not_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tuned: list[socket.socket] = []
+    tune = wire.tune
+
+    def note(peer: socket.socket) -> None:
+        tune(peer)
+        tuned.append(peer)
+
+    monkeypatch.setattr(wire, "tune", note)
+    listener = await listen(Codec(Note), Echo().serve)
+    connection: Connection[Note] = await connect(listener.endpoint, Codec(Note))
+    connection.post(Note("hello"))
+    assert await connection.receive() == Note("hello")
+    assert len(tuned) == 2  # both ends
+    for peer in tuned:
+        assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 30
+        assert 0 < peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 60_000
+    await connection.close()
+    await listener.close()
 
 
 async def test_a_silent_stranger_does_not_hold_up_others(echo: tuple[Echo, Listener]) -> None:
