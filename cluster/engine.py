@@ -13,7 +13,7 @@ from typing import Protocol
 
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
-from blockyard.scheduler.request import RequestSpec, RequestUpdate
+from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec, RequestUpdate
 from blockyard.scheduler.scheduler import Scheduler
 
 __all__ = ["Engine", "Group", "GroupLost"]
@@ -33,8 +33,13 @@ class Group(Protocol):
         """Newest step that every rank has finished."""
         ...
 
-    def on_acknowledge(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called whenever `acknowledged_step` grows."""
+    @property
+    def lost(self) -> str | None:
+        """Why no step can be run any more, or None while every rank is there."""
+        ...
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when `acknowledged_step` has grown, and when the group is lost."""
         ...
 
     async def execute(self, plan: StepPlan) -> StepResult:
@@ -53,8 +58,9 @@ class Group(Protocol):
 class Engine:
     """Drives one group.
 
-    `deliver` gets the updates of each step. When the group is lost, `on_lost` is called once with
-    the reason and the ids of the requests that were live.
+    `deliver` gets the updates of each step. `on_lost` is called once, when no step can be run any
+    more: then no request that is live will get another update. `on_change` is called whenever the
+    books have changed.
     """
 
     def __init__(
@@ -62,24 +68,26 @@ class Engine:
         scheduler: Scheduler,
         group: Group,
         deliver: Callable[[list[RequestUpdate]], None],
-        on_lost: Callable[[str], None] = lambda reason: None,
+        on_lost: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._group = group
         self._deliver = deliver
         self._on_lost = on_lost
+        self._on_change = on_change
         self._clock = clock
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._last_progress = clock()
         self._lost: str | None = None
-        group.on_acknowledge(self._acknowledge)
+        group.on_change(self._take_acknowledged)
 
     @property
     def lost(self) -> str | None:
-        """Why the group is gone, or None while it lives."""
+        """Why no step is run any more, for the operator; None while the group lives."""
         return self._lost
 
     @property
@@ -91,27 +99,32 @@ class Engine:
         """Queue a request.
 
         Raises:
-            RequestRefused: it can never fit, too many wait, or the engine drains.
+            RequestRefused: it can never fit, too many wait, or the engine drains or is lost.
         """
+        if self._lost is not None:
+            raise RequestRefused(
+                RefusalCode.UNAVAILABLE, "the workers of this group were lost; try again shortly"
+            )
         if not self._scheduler.has_work:
             self._last_progress = self._clock()
         self._scheduler.submit(spec, self._clock())
         self._idle.clear()
-        self._changed.set()
+        self._note_change()
 
     def abort(self, request_id: str) -> bool:
         """Free a request's blocks now; False if it is not live. Safe to call twice."""
         aborted = self._scheduler.abort(request_id)
-        self._changed.set()
         self._note_idle()
+        self._note_change()
         return aborted
 
     def start_drain(self) -> None:
         """Refuse newcomers from now on; what was admitted goes on to its end."""
         self._scheduler.start_drain()
+        self._note_change()
 
     async def wait_idle(self) -> None:
-        """Wait until no request is live."""
+        """Wait until no request is live, or none can be served any more."""
         await self._idle.wait()
 
     def ledger(self) -> GroupLedger:
@@ -127,32 +140,46 @@ class Engine:
         self._scheduler.check()
 
     async def run(self) -> None:
-        """Step while there is work, sleep while there is none, until cancelled or lost."""
-        while self._lost is None:
-            self._changed.clear()
-            if not await self.step():
-                self._note_idle()
-                await self._changed.wait()
+        """Step while there is work, sleep while there is none; returns when the group is lost."""
+        try:
+            while self._group.lost is None:
+                # Whatever changes from here on is seen by the step or ends the wait behind it.
+                self._changed.clear()
+                if not await self.step():
+                    self._note_idle()
+                    await self._changed.wait()
+            self._lose(self._group.lost)
+        except GroupLost as error:
+            self._lose(str(error))
+        except Exception as error:
+            # The books can no longer be trusted, so nothing more is stepped.
+            logger.exception("the step loop failed")
+            self._lose(f"the step loop failed: {error!r}")
 
     async def step(self) -> bool:
-        """Schedule, execute, update; False when there was nothing to compute."""
+        """Schedule, execute, update; False when there was nothing to compute.
+
+        Raises:
+            GroupLost: a rank is gone.
+        """
         plan = self._scheduler.plan(self._clock())
         if plan is None:
             return False
-        try:
-            result = await self._group.execute(plan)
-        except GroupLost as error:
-            self._lose(str(error))
-            return False
-        self._acknowledge()
+        result = await self._group.execute(plan)
+        self._take_acknowledged()
         updates = self._scheduler.commit(result, self._clock())
         self._last_progress = self._clock()
         self._deliver(updates)
+        self._note_change()
         return True
 
-    def _acknowledge(self) -> None:
+    def _take_acknowledged(self) -> None:
         self._scheduler.acknowledge(self._group.acknowledged_step)
+        self._note_change()
+
+    def _note_change(self) -> None:
         self._changed.set()
+        self._on_change()
 
     def _note_idle(self) -> None:
         if not self._scheduler.has_work:
@@ -162,4 +189,5 @@ class Engine:
         logger.error("the group is lost: %s", reason)
         self._lost = reason
         self._idle.set()
-        self._on_lost(reason)
+        self._on_lost()
+        self._on_change()

@@ -1,7 +1,8 @@
 """An ingress's connection to one engine, and the streams of requests that run there.
 
 Updates that arrive while a stream's reader is slow are merged, so a stream holds at most one
-undelivered update. Losing the engine ends every stream with UNAVAILABLE. Knows no gRPC, no Ray.
+undelivered update. Losing the engine ends every stream with UNAVAILABLE, and so does an engine
+that does not answer a submission in time. Knows no gRPC, no Ray. Units: seconds.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from blockyard.cluster.messages import (
     EngineToIngress,
     GroupIdentity,
     LedgerAnswer,
+    Lost,
     Refused,
     Submit,
     Submitted,
@@ -30,21 +32,26 @@ from blockyard.scheduler.request import (
     RequestUpdate,
 )
 
-__all__ = ["EngineLink", "EngineStream"]
+__all__ = ["ANSWER_SECONDS", "EngineLink", "EngineStream"]
 
 logger = logging.getLogger(__name__)
 
+ANSWER_SECONDS = 5.0
+"""An engine answers between two steps; one that does not in this time is stuck."""
+
 _GONE_MESSAGE = "the engine that ran this request is gone; send it again"
+_SILENT_MESSAGE = "the group does not answer at the moment; try again shortly"
 
 
 class EngineStream:
     """News of one request. Implements `dispatch.TokenStream`."""
 
     def __init__(self, link: "EngineLink", request_id: str) -> None:
+        self.request_id = request_id
         self._link = link
-        self._request_id = request_id
         self._update: RequestUpdate | None = None
         self._refusal: RequestRefused | None = None
+        self._ended = False
         self._news = asyncio.Event()
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -54,7 +61,7 @@ class EngineStream:
         self._news.set()
 
     def refuse(self, refusal: RequestRefused) -> None:
-        """End the stream: the engine did not take the request, or lost it."""
+        """End the stream, after what was put: the engine did not take the request, or lost it."""
         if not self.accepted.done():
             self.accepted.set_exception(refusal)
             return
@@ -62,25 +69,27 @@ class EngineStream:
         self._news.set()
 
     async def __aiter__(self) -> AsyncIterator[RequestUpdate]:
-        """Iterate over updates until the request ends.
+        """Iterate over updates until the request ends or is aborted.
 
         Raises:
             RequestRefused: the engine was lost.
         """
-        while True:
-            await self._news.wait()
-            self._news.clear()
+        while not self._ended:
             update, self._update = self._update, None
             if update is not None:
+                self._ended = update.finish_reason is not None
                 yield update
-                if update.finish_reason is not None:
-                    return
-            if self._refusal is not None:
+            elif self._refusal is not None:
                 raise self._refusal
+            else:
+                self._news.clear()
+                await self._news.wait()
 
     async def abort(self) -> None:
         """Free the request's blocks. Safe in any state, safe to call twice."""
-        self._link.abort(self._request_id, self)
+        self._ended = True
+        self._news.set()
+        self._link.abort(self)
 
 
 class EngineLink:
@@ -90,9 +99,11 @@ class EngineLink:
         self.identity = identity
         self._connection = connection
         self._streams: dict[str, EngineStream] = {}
+        self._submissions: dict[int, EngineStream] = {}
         self._ledgers: dict[int, asyncio.Future[GroupLedger]] = {}
         self._tickets = count(1)
         self._open = True
+        self._gone_message = _GONE_MESSAGE
         self._reader = asyncio.create_task(self._read(), name="engine-link")
 
     @classmethod
@@ -100,7 +111,7 @@ class EngineLink:
         """Connect to a group's engine.
 
         Raises:
-            OSError: it is not there.
+            OSError: it is not there, or does not answer in time.
         """
         endpoint = Endpoint(identity.host, identity.port, identity.secret)
         codec: Codec[EngineToIngress] = Codec(EngineToIngress)
@@ -120,10 +131,10 @@ class EngineLink:
         """Hand over a request and wait until the engine has taken it.
 
         Raises:
-            RequestRefused: the engine did not take it, or is gone.
+            RequestRefused: the engine did not take it, does not answer, or is gone.
         """
         if not self._open:
-            raise RequestRefused(RefusalCode.UNAVAILABLE, _GONE_MESSAGE)
+            raise RequestRefused(RefusalCode.UNAVAILABLE, self._gone_message)
         if spec.request_id in self._streams:
             raise RequestRefused(
                 RefusalCode.INVALID,
@@ -131,81 +142,103 @@ class EngineLink:
                 "request_id",
             )
         stream = EngineStream(self, spec.request_id)
-        self._streams[spec.request_id] = stream
-        self._connection.post(Submit(spec))
+        ticket = next(self._tickets)
+        self._streams[spec.request_id] = self._submissions[ticket] = stream
         try:
-            await stream.accepted
-        except BaseException:
-            self.abort(spec.request_id, stream)
+            self._connection.post(Submit(ticket, spec))
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await stream.accepted
+        except BaseException as error:
+            self.abort(stream)
+            if isinstance(error, TimeoutError):
+                raise RequestRefused(RefusalCode.UNAVAILABLE, _SILENT_MESSAGE) from None
             raise
+        finally:
+            del self._submissions[ticket]
         return stream
 
-    def abort(self, request_id: str, stream: EngineStream) -> None:
+    def abort(self, stream: EngineStream) -> None:
         """Tell the engine, unless the stream has ended already."""
-        if self._streams.get(request_id) is stream:
-            del self._streams[request_id]
-            if self._open:
-                self._connection.post(Abort(request_id))
+        if self._forget(stream) and self._open:
+            self._connection.post(Abort(stream.request_id))
 
     async def ledger(self) -> GroupLedger:
         """The engine's books, asked for now.
 
         Raises:
-            RequestRefused: the engine is gone.
+            RequestRefused: the engine does not answer, or is gone.
         """
         if not self._open:
-            raise RequestRefused(RefusalCode.UNAVAILABLE, _GONE_MESSAGE)
+            raise RequestRefused(RefusalCode.UNAVAILABLE, self._gone_message)
         ticket = next(self._tickets)
         answer: asyncio.Future[GroupLedger] = asyncio.get_running_loop().create_future()
         self._ledgers[ticket] = answer
         self._connection.post(AskLedger(ticket))
         try:
-            return await answer
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise RequestRefused(RefusalCode.UNAVAILABLE, _SILENT_MESSAGE) from None
         finally:
-            self._ledgers.pop(ticket, None)
+            del self._ledgers[ticket]
 
     async def close(self) -> None:
         """Hang up; the engine frees whatever ran for this ingress."""
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
+        # A reader that was cancelled before its first step has not done this.
+        self._end()
+        await self._connection.close()
 
     async def _read(self) -> None:
         try:
             while (message := await self._connection.receive()) is not None:
-                match message:
-                    case Updates(updates):
-                        for update in updates:
-                            self._take(update)
-                    case Submitted(request_id):
-                        stream = self._streams.get(request_id)
-                        if stream is not None and not stream.accepted.done():
-                            stream.accepted.set_result(None)
-                    case Refused(request_id, code, text, field):
-                        stream = self._streams.pop(request_id, None)
-                        if stream is not None:
-                            stream.refuse(RequestRefused(code, text, field))
-                    case LedgerAnswer(ticket, ledger):
-                        answer = self._ledgers.get(ticket)
-                        if answer is not None and not answer.done():
-                            answer.set_result(ledger)
+                self._take(message)
         except WireError as error:
             logger.warning("engine %s spoke out of turn: %s", self.identity.group_id, error)
         finally:
             self._end()
             await self._connection.close()
 
-    def _take(self, update: RequestUpdate) -> None:
+    def _take(self, message: EngineToIngress) -> None:
+        match message:
+            case Updates(updates):
+                for update in updates:
+                    self._take_update(update)
+            case Submitted(ticket):
+                stream = self._submissions.get(ticket)
+                if stream is not None and not stream.accepted.done():
+                    stream.accepted.set_result(None)
+            case Refused(ticket, code, text, field):
+                stream = self._submissions.get(ticket)
+                if stream is not None and self._forget(stream):
+                    stream.refuse(RequestRefused(code, text, field))
+            case Lost(text):
+                self._gone_message = text
+            case LedgerAnswer(ticket, ledger):
+                answer = self._ledgers.get(ticket)
+                if answer is not None and not answer.done():
+                    answer.set_result(ledger)
+
+    def _take_update(self, update: RequestUpdate) -> None:
         stream = self._streams.get(update.request_id)
-        # Until it is accepted, news under this id is of an earlier, aborted request of that name.
+        # News of a request that was not accepted yet is of an aborted one of the same id.
         if stream is None or not stream.accepted.done():
             return
         if update.finish_reason is not None:
-            del self._streams[update.request_id]
+            self._forget(stream)
         stream.put(update)
+
+    def _forget(self, stream: EngineStream) -> bool:
+        """Take a stream off the list; False when it is not, or no longer, on it."""
+        if self._streams.get(stream.request_id) is not stream:
+            return False
+        del self._streams[stream.request_id]
+        return True
 
     def _end(self) -> None:
         self._open = False
-        gone = RequestRefused(RefusalCode.UNAVAILABLE, _GONE_MESSAGE)
+        gone = RequestRefused(RefusalCode.UNAVAILABLE, self._gone_message)
         for stream in self._streams.values():
             stream.refuse(gone)
         self._streams.clear()

@@ -1,11 +1,11 @@
-"""The engine's doors: ingresses that submit and read, and the link to the central scheduler.
+"""The engine's door: ingresses that submit requests and read their news.
 
 Owns which connection each live request belongs to. A connection that ends frees its requests'
-blocks at once. Knows no Ray and no gRPC.
+blocks at once; an engine that is lost hangs up on everyone, which ends their streams. Knows no Ray
+and no gRPC.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ from blockyard.cluster.engine import Engine, Group
 from blockyard.cluster.messages import (
     Abort,
     AskLedger,
-    EngineToIngress,
     IngressToEngine,
     LedgerAnswer,
+    Lost,
     Refused,
     Submit,
     Submitted,
@@ -25,7 +25,7 @@ from blockyard.cluster.messages import (
 from blockyard.cluster.outbox import Outbox
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
 from blockyard.scheduler.ledger import GroupLedger
-from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestUpdate
+from blockyard.scheduler.request import RequestRefused, RequestUpdate
 from blockyard.scheduler.scheduler import Scheduler
 
 __all__ = ["EngineServer"]
@@ -43,17 +43,23 @@ class _Reader:
     outbox: Outbox = field(default_factory=Outbox)
     request_ids: set[str] = field(default_factory=set)
 
+    def post_news(self) -> None:
+        """Hand what is in the outbox to the connection."""
+        updates = self.outbox.take()
+        if updates:
+            self.connection.post(Updates(updates))
+
 
 class EngineServer:
     """Serves one engine to many ingresses. Make it with `EngineServer.start`."""
 
     def __init__(self, scheduler: Scheduler, group: Group, on_change: Callable[[], None]) -> None:
         self._owners: dict[str, _Reader] = {}
-        self._on_change = on_change
         self._draining = False
-        self.engine = Engine(scheduler, group, self._deliver, self._lose)
+        self.engine = Engine(scheduler, group, self._deliver, self._lose, on_change)
         self._loop_task: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
+        self._hanging_up: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -67,7 +73,7 @@ class EngineServer:
         server = cls(scheduler, group, on_change)
         codec: Codec[IngressToEngine] = Codec(IngressToEngine)
         server._listener = await listen(codec, server._serve_ingress, host)
-        server._loop_task = asyncio.create_task(server._run(), name="engine-loop")
+        server._loop_task = asyncio.create_task(server.engine.run(), name="engine-loop")
         return server
 
     @property
@@ -84,11 +90,7 @@ class EngineServer:
     @property
     def lost(self) -> str | None:
         """Why this engine cannot step any more, or None."""
-        if self.engine.lost is not None:
-            return self.engine.lost
-        if self._loop_task is not None and self._loop_task.done():
-            return "the step loop has ended"
-        return None
+        return self.engine.lost
 
     def ledger(self) -> GroupLedger:
         """The books as they stand."""
@@ -98,12 +100,13 @@ class EngineServer:
         """Refuse newcomers; what was admitted goes on to its end."""
         self._draining = True
         self.engine.start_drain()
-        self._on_change()
 
     async def close(self) -> None:
-        """Stop listening and stepping, whatever is still live."""
+        """Stop listening and stepping, whatever is still live; what was computed is delivered."""
         if self._listener is not None:
             await self._listener.close()
+        if self._hanging_up is not None:
+            await self._hanging_up
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
@@ -115,58 +118,49 @@ class EngineServer:
             if request_id not in reader.request_ids:
                 raise AssertionError(f"request {request_id} is missing in its reader's list")
 
-    async def _run(self) -> None:
-        try:
-            await self.engine.run()
-        except Exception as error:
-            # A broken invariant: the books can no longer be trusted, so nothing more is stepped.
-            logger.exception("the step loop failed")
-            self._lose(f"the step loop failed: {error!r}")
-            raise
-
     async def _serve_ingress(self, connection: Connection[IngressToEngine]) -> None:
         reader = _Reader(connection)
         sender = asyncio.create_task(self._send(reader), name="engine-sender")
         try:
             while (message := await connection.receive()) is not None:
-                match message:
-                    case Submit(spec):
-                        self._submit(reader, spec.request_id, message)
-                    case Abort(request_id):
-                        self._abort(reader, request_id)
-                    case AskLedger(ticket):
-                        connection.post(LedgerAnswer(ticket, self.engine.ledger()))
+                self._take(reader, message)
         except WireError as error:
             logger.warning("an ingress spoke out of turn: %s", error)
+        except asyncio.CancelledError:
+            # We are closing, perhaps at the end of a drain: nothing computed is kept back.
+            reader.post_news()
+            if self.lost is not None:
+                connection.post(Lost(_LOST_MESSAGE))
+            raise
         finally:
             sender.cancel()
             for request_id in list(reader.request_ids):
                 self._abort(reader, request_id)
 
-    def _submit(self, reader: _Reader, request_id: str, message: Submit) -> None:
-        refusal: Refused | None = None
-        if self.lost is not None:
-            refusal = Refused(request_id, RefusalCode.UNAVAILABLE, _LOST_MESSAGE)
-        else:
-            try:
-                self.engine.submit(message.spec)
-            except RequestRefused as error:
-                refusal = Refused(request_id, error.code, error.message, error.field)
-        if refusal is not None:
-            reader.connection.post(refusal)
-            return
-        self._owners[request_id] = reader
-        reader.request_ids.add(request_id)
-        reader.connection.post(Submitted(request_id))
-        self._on_change()
+    def _take(self, reader: _Reader, message: IngressToEngine) -> None:
+        match message:
+            case Submit():
+                reader.connection.post(self._submit(reader, message))
+            case Abort(request_id):
+                self._abort(reader, request_id)
+            case AskLedger(ticket):
+                reader.connection.post(LedgerAnswer(ticket, self.engine.ledger()))
+
+    def _submit(self, reader: _Reader, message: Submit) -> Submitted | Refused:
+        try:
+            self.engine.submit(message.spec)
+        except RequestRefused as refusal:
+            return Refused(message.ticket, refusal.code, refusal.message, refusal.field)
+        self._owners[message.spec.request_id] = reader
+        reader.request_ids.add(message.spec.request_id)
+        return Submitted(message.ticket)
 
     def _abort(self, reader: _Reader, request_id: str) -> None:
-        if self._owners.get(request_id) is not reader:
-            return  # it ended already, or was never this ingress's
-        self.engine.abort(request_id)
-        self._forget(request_id)
+        # Even of a request that has ended: its last news must not be taken for a later namesake's.
         reader.outbox.discard(request_id)
-        self._on_change()
+        if self._owners.get(request_id) is reader:
+            self._forget(request_id)
+            self.engine.abort(request_id)
 
     def _forget(self, request_id: str) -> None:
         reader = self._owners.pop(request_id)
@@ -180,21 +174,18 @@ class EngineServer:
             reader.outbox.put(update)
             if update.finish_reason is not None:
                 self._forget(update.request_id)
-        self._on_change()
 
-    def _lose(self, reason: str) -> None:
-        for request_id, reader in list(self._owners.items()):
-            reader.outbox.put_refusal(Refused(request_id, RefusalCode.UNAVAILABLE, _LOST_MESSAGE))
-            self._forget(request_id)
-        self._on_change()
+    def _lose(self) -> None:
+        if self._listener is not None:
+            self._hanging_up = asyncio.create_task(self._listener.close(), name="engine-hangs-up")
 
     async def _send(self, reader: _Reader) -> None:
-        with contextlib.suppress(ConnectionError, OSError):
+        try:
             while True:
-                updates, refusals = await reader.outbox.take()
-                if updates:
-                    message: EngineToIngress = Updates(updates)
-                    reader.connection.post(message)
-                for refusal in refusals:
-                    reader.connection.post(refusal)
+                await reader.outbox.wait()
+                reader.post_news()
                 await reader.connection.drain()
+        except Exception as error:
+            # Gone, or not to be told: hanging up ends its streams, silence would not.
+            logger.warning("an ingress is cut off: %r", error)
+            reader.connection.abort()

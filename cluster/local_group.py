@@ -21,37 +21,47 @@ class LocalGroup:
         self._executor = executor
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blockyard-rank")
         self._acknowledged = 0
+        self._lost: str | None = None
         self._callback: Callable[[], None] = lambda: None
 
-    async def load(self) -> tuple[WorkerProfile, int]:
-        """Load the model and make the pools; returns the profile and the number of blocks."""
+    async def load(self) -> WorkerProfile:
+        """Load the model and make the pools, of as many blocks as there is room for."""
         loop = asyncio.get_running_loop()
         profile = await loop.run_in_executor(self._thread, self._executor.load)
         await loop.run_in_executor(
             self._thread, self._executor.allocate, profile.max_blocks, profile.max_host_blocks
         )
-        return profile, profile.max_blocks
+        return profile
 
     @property
     def acknowledged_step(self) -> int:
         """Newest step that is finished."""
         return self._acknowledged
 
-    def on_acknowledge(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called whenever a step is finished."""
+    @property
+    def lost(self) -> str | None:
+        """How the executor failed, or None."""
+        return self._lost
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when a step is finished or has failed."""
         self._callback = callback
 
     async def execute(self, plan: StepPlan) -> StepResult:
         """Run one step in the executor's thread.
 
         Raises:
-            GroupLost: the executor failed.
+            GroupLost: the executor failed, in this step or before.
         """
+        if self._lost is not None:
+            raise GroupLost(self._lost)
         loop = asyncio.get_running_loop()
         try:
             result = await loop.run_in_executor(self._thread, self._executor.execute, plan)
         except Exception as error:
-            raise GroupLost(f"the executor failed in step {plan.step}: {error!r}") from error
+            self._lost = f"the executor failed in step {plan.step}: {error!r}"
+            self._callback()
+            raise GroupLost(self._lost) from error
         self._acknowledged = result.step
         self._callback()
         return result

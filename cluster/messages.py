@@ -19,7 +19,6 @@ __all__ = [
     "Bind",
     "Bound",
     "Drain",
-    "EngineToCentral",
     "EngineToIngress",
     "Execute",
     "Executed",
@@ -29,6 +28,7 @@ __all__ = [
     "Join",
     "LedgerAnswer",
     "LedgerPush",
+    "Lost",
     "Refused",
     "Submit",
     "Submitted",
@@ -82,8 +82,9 @@ WorkerToEngine = Executed | Acknowledged | WorkerFailed
 
 
 class Submit(_Message, frozen=True):
-    """Take this request."""
+    """Take this request. The answer names the ticket: a request id may be used again later."""
 
+    ticket: int
     spec: RequestSpec
 
 
@@ -100,15 +101,15 @@ class AskLedger(_Message, frozen=True):
 
 
 class Submitted(_Message, frozen=True):
-    """The request is in the queue."""
+    """The request is in the queue; from here on `Updates` may tell of it."""
 
-    request_id: str
+    ticket: int
 
 
 class Refused(_Message, frozen=True):
-    """The request was not taken, or is lost with its group."""
+    """The request was not taken."""
 
-    request_id: str
+    ticket: int
     code: RefusalCode
     message: str
     field: str = ""
@@ -120,6 +121,12 @@ class Updates(_Message, frozen=True):
     updates: tuple[RequestUpdate, ...]
 
 
+class Lost(_Message, frozen=True):
+    """The group is lost: every request taken from this ingress ends here, and so does the wire."""
+
+    message: str
+
+
 class LedgerAnswer(_Message, frozen=True):
     """The books, counted between two actions of the scheduler."""
 
@@ -128,7 +135,7 @@ class LedgerAnswer(_Message, frozen=True):
 
 
 IngressToEngine = Submit | Abort | AskLedger
-EngineToIngress = Submitted | Refused | Updates | LedgerAnswer
+EngineToIngress = Submitted | Refused | Updates | Lost | LedgerAnswer
 
 
 # --- to and from the central scheduler ------------------------------------------------------------
@@ -204,5 +211,4 @@ class Groups(_Message, frozen=True):
 
 
 ToCentral = Join | LedgerPush | Bind | AskGroups
-EngineToCentral = Join | LedgerPush
 ToIngress = Bound | Unbound | Groups

@@ -1,12 +1,11 @@
 """Updates on their way to one ingress, merged while it is slow to take them.
 
-Holds at most one entry for each live request, so a slow reader costs memory bounded by the tokens
-its own requests may produce, and never holds up the step loop. Knows no sockets.
+Holds at most one update for each request, so a slow reader costs memory bounded by the tokens its
+own requests may produce, and never holds up the step loop. Knows no sockets.
 """
 
 import asyncio
 
-from blockyard.cluster.messages import Refused
 from blockyard.scheduler.request import RequestUpdate
 
 __all__ = ["Outbox", "merge_updates"]
@@ -22,7 +21,6 @@ class Outbox:
 
     def __init__(self) -> None:
         self._updates: dict[str, RequestUpdate] = {}
-        self._refusals: list[Refused] = []
         self._filled = asyncio.Event()
 
     def put(self, update: RequestUpdate) -> None:
@@ -33,20 +31,17 @@ class Outbox:
         )
         self._filled.set()
 
-    def put_refusal(self, refusal: Refused) -> None:
-        """Add the news that a request is lost, after its last tokens."""
-        self._refusals.append(refusal)
-        self._filled.set()
-
     def discard(self, request_id: str) -> None:
-        """Forget what is left for an aborted request."""
+        """Forget what is left for an aborted request: its id may be used again."""
         self._updates.pop(request_id, None)
 
-    async def take(self) -> tuple[tuple[RequestUpdate, ...], tuple[Refused, ...]]:
-        """Wait until there is news and take all of it."""
+    async def wait(self) -> None:
+        """Wait until there is news."""
         await self._filled.wait()
-        self._filled.clear()
-        updates, refusals = tuple(self._updates.values()), tuple(self._refusals)
+
+    def take(self) -> tuple[RequestUpdate, ...]:
+        """Take all news, perhaps none."""
+        updates = tuple(self._updates.values())
         self._updates.clear()
-        self._refusals.clear()
-        return updates, refusals
+        self._filled.clear()
+        return updates

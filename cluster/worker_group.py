@@ -1,7 +1,8 @@
 """Ranks over the wire: sends each plan to every rank, takes tokens from rank 0, acks from all.
 
-Knows nothing of requests or blocks. A rank whose connection ends, or that says it failed, loses
-the whole group: the step in flight raises, and so does every later one.
+Knows nothing of requests or blocks. A rank whose connection ends, that says it failed, or that
+answers what it was not asked, loses the whole group: the step in flight raises, and so does every
+later one.
 """
 
 import asyncio
@@ -34,8 +35,8 @@ class WorkerGroup:
         self._acknowledged = [0] * len(connections)
         self._callback: Callable[[], None] = lambda: None
         self._pending: asyncio.Future[StepResult] | None = None
-        self._pending_step = 0
-        self._lost: GroupLost | None = None
+        self._sent_step = 0
+        self._lost: str | None = None
         self._readers = [
             asyncio.create_task(self._read(rank, connection), name=f"rank-{rank}")
             for rank, connection in enumerate(connections)
@@ -64,8 +65,13 @@ class WorkerGroup:
         """Newest step that every rank has finished."""
         return min(self._acknowledged)
 
-    def on_acknowledge(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called whenever `acknowledged_step` grows."""
+    @property
+    def lost(self) -> str | None:
+        """Which rank was lost first and why, or None while all are there."""
+        return self._lost
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when `acknowledged_step` has grown, and when a rank is lost."""
         self._callback = callback
 
     async def execute(self, plan: StepPlan) -> StepResult:
@@ -74,22 +80,28 @@ class WorkerGroup:
         Raises:
             GroupLost: a rank is gone.
         """
-        if self._lost is not None:
-            raise self._lost
         if self._pending is not None:
-            raise RuntimeError(f"step {self._pending_step} is still in flight")
+            raise RuntimeError(f"step {self._sent_step} is still in flight")
+        if self._lost is not None:
+            raise GroupLost(self._lost)
         encoded = self._codec.encode(Execute(plan))
+        self._sent_step = plan.step
         self._pending = asyncio.get_running_loop().create_future()
-        self._pending_step = plan.step
         try:
             for connection in self._connections:
                 connection.post_frame(encoded)
-            return await self._pending
+            result = await self._pending
+            # A rank that is behind must not pile up plans here without end.
+            for connection in self._connections:
+                await connection.drain()
+        except ConnectionError as error:
+            raise GroupLost(self._lost or f"a rank's connection broke: {error}") from error
         finally:
             self._pending = None
+        return result
 
     async def close(self) -> None:
-        """Close every connection; workers then wait for another engine."""
+        """Close every connection, which ends the workers' service."""
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
@@ -99,33 +111,40 @@ class WorkerGroup:
     async def _read(self, rank: int, connection: Connection[WorkerToEngine]) -> None:
         try:
             while (message := await connection.receive()) is not None:
-                match message:
-                    case Executed(result):
-                        self._note_acknowledged(rank, result.step)
-                        self._take_result(rank, result)
-                    case Acknowledged(step):
-                        self._note_acknowledged(rank, step)
-                    case WorkerFailed(step, reason):
-                        self._lose(f"rank {rank} failed in step {step}: {reason}")
-                        return
+                self._take(rank, message)
             self._lose(f"rank {rank} closed its connection")
         except WireError as error:
-            self._lose(f"rank {rank}: {error}")
+            self._lose(f"rank {rank} {error}")
 
-    def _take_result(self, rank: int, result: StepResult) -> None:
-        if rank != 0 or result.step != self._pending_step or self._pending is None:
-            self._lose(f"rank {rank} answered step {result.step} unasked")
-        elif not self._pending.done():
-            self._pending.set_result(result)
+    def _take(self, rank: int, message: WorkerToEngine) -> None:
+        match message:
+            case Executed(result) if rank == 0:
+                self._acknowledge(rank, result.step)
+                if self._pending is not None and not self._pending.done():
+                    self._pending.set_result(result)
+            case Acknowledged(step) if rank != 0:
+                self._acknowledge(rank, step)
+            case WorkerFailed(step, reason):
+                raise WireError(f"failed in step {step}: {reason}")
+            case _:
+                raise WireError(f"sent {type(message).__name__}, which is not its to send")
 
-    def _note_acknowledged(self, rank: int, step: int) -> None:
+    def _acknowledge(self, rank: int, step: int) -> None:
+        """Note that a rank has finished a step; a wrong number would open fences too early."""
+        if step != self._acknowledged[rank] + 1 or step > self._sent_step:
+            raise WireError(
+                f"acknowledged step {step} after {self._acknowledged[rank]}; "
+                f"the newest sent is {self._sent_step}"
+            )
         before = self.acknowledged_step
-        self._acknowledged[rank] = max(self._acknowledged[rank], step)
+        self._acknowledged[rank] = step
         if self.acknowledged_step > before:
             self._callback()
 
     def _lose(self, reason: str) -> None:
-        if self._lost is None:
-            self._lost = GroupLost(reason)
+        if self._lost is not None:
+            return
+        self._lost = reason
         if self._pending is not None and not self._pending.done():
-            self._pending.set_exception(self._lost)
+            self._pending.set_exception(GroupLost(reason))
+        self._callback()
