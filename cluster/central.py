@@ -3,10 +3,13 @@
 Engines join it and push their books; ingresses ask it which group to use, and are told of every
 change of the groups. On the path of a request, never of a token. All its state comes from the
 engines, so a restarted one knows everything again as soon as they have joined. Knows no Ray.
+Units: tokens, seconds.
 """
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from blockyard.cluster.messages import (
@@ -25,9 +28,12 @@ from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireEr
 from blockyard.scheduler.placement import Candidate, choose_group
 from blockyard.scheduler.request import RefusalCode
 
-__all__ = ["CentralScheduler"]
+__all__ = ["BINDING_SECONDS", "CentralScheduler"]
 
 logger = logging.getLogger(__name__)
+
+BINDING_SECONDS = 1.0
+"""A request that was bound is in its group's books long before; if not, it never got there."""
 
 
 @dataclass(slots=True)
@@ -37,24 +43,29 @@ class _Member:
     identity: GroupIdentity
     candidate: Candidate
     connection: Connection[ToCentral]
-    draining: bool = False
+    draining: bool
+    bound_at: float = 0.0
+    """When a request was last bound to it."""
 
 
 class CentralScheduler:
     """Registry of groups and binder of requests. Call `start` before anything else."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._members: dict[str, _Member] = {}
         self._ingresses: set[Connection[ToCentral]] = set()
         self._listener: Listener | None = None
+        self._starting = asyncio.Lock()
         self._draining = False
         self._closing = False
         self._changed = asyncio.Condition()
 
     async def start(self, host: str) -> None:
-        """Listen on `host`."""
-        if self._listener is None:
-            self._listener = await listen(Codec(ToCentral), self._serve, host)
+        """Listen on `host`; asked for by every engine and ingress, perhaps at the same moment."""
+        async with self._starting:
+            if self._listener is None:
+                self._listener = await listen(Codec(ToCentral), self._serve, host)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -97,45 +108,50 @@ class CentralScheduler:
             member.candidate.ledger.check()
 
     async def _serve(self, connection: Connection[ToCentral]) -> None:
-        group_id: str | None = None
+        member: _Member | None = None
         try:
             while (message := await connection.receive()) is not None:
                 match message:
-                    case Join(identity, ledger):
-                        group_id = identity.group_id
-                        candidate = Candidate(group_id, ledger)
-                        self._members[group_id] = _Member(identity, candidate, connection)
-                        if self._draining:
-                            connection.post(Drain())
-                        self._tell_ingresses()
-                    case LedgerPush():
-                        self._note_ledger(group_id, message)
+                    case Join() if member is None:
+                        member = self._join(connection, message)
+                    case LedgerPush(ledger, draining) if member is not None:
+                        member.candidate = Candidate(member.identity.group_id, ledger)
+                        member.draining = draining
                     case Bind():
                         connection.post(self._bind(message))
                     case AskGroups():
                         self._ingresses.add(connection)
                         connection.post(self._groups())
+                    case _:
+                        raise WireError(f"{type(message).__name__} came out of turn")
                 await self._notify()
         except WireError as error:
             logger.warning("a peer spoke out of turn: %s", error)
         finally:
             self._ingresses.discard(connection)
-            member = self._members.get(group_id) if group_id is not None else None
-            if member is not None and member.connection is connection:
+            # An engine that lost its connection may have joined again over another.
+            if member is not None and self._members.get(member.identity.group_id) is member:
                 del self._members[member.identity.group_id]
                 self._tell_ingresses()
                 await self._notify()
 
-    def _note_ledger(self, group_id: str | None, message: LedgerPush) -> None:
-        member = self._members.get(group_id) if group_id is not None else None
-        if member is None:
-            raise WireError("books were pushed before the group joined")
-        member.candidate = Candidate(member.identity.group_id, message.ledger)
-        member.draining = message.draining
+    def _join(self, connection: Connection[ToCentral], message: Join) -> _Member:
+        group_id = message.group.group_id
+        candidate = Candidate(group_id, message.ledger)
+        member = _Member(message.group, candidate, connection, message.draining)
+        self._members[group_id] = member
+        if self._draining:
+            connection.post(Drain())
+        self._tell_ingresses()
+        return member
 
     def _bind(self, request: Bind) -> Bound | Unbound:
         if self._draining:
             return Unbound(request.ticket, RefusalCode.UNAVAILABLE, "the server is shutting down")
+        now = self._clock()
+        for member in self._members.values():
+            if now - member.bound_at > BINDING_SECONDS:
+                member.candidate = replace(member.candidate, bound_tokens=0)
         candidates = [
             member.candidate
             for member in self._members.values()
@@ -149,6 +165,7 @@ class CentralScheduler:
                 f"no group serves {request.model} at the moment; try again shortly",
             )
         member = self._members[group_id]
+        member.bound_at = now
         member.candidate = replace(
             member.candidate, bound_tokens=member.candidate.bound_tokens + request.prompt_tokens
         )

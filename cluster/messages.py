@@ -163,6 +163,7 @@ class Join(_Message, frozen=True):
 
     group: GroupIdentity
     ledger: GroupLedger
+    draining: bool
 
 
 class LedgerPush(_Message, frozen=True):

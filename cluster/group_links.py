@@ -1,0 +1,103 @@
+"""The groups that an ingress knows of, and its connection to each engine.
+
+Told of groups by whoever talks to the central scheduler; connects to an engine when it is first
+needed. Knows nothing of binding by books.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from blockyard.cluster.engine_link import EngineLink
+from blockyard.cluster.messages import GroupIdentity
+from blockyard.scheduler.request import RefusalCode, RequestRefused
+
+__all__ = ["GroupLinks"]
+
+logger = logging.getLogger(__name__)
+
+_UNREACHABLE_MESSAGE = "the group cannot be reached; try again shortly"
+
+
+class GroupLinks:
+    """What an ingress can reach."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, GroupIdentity] = {}
+        self._links: dict[str, EngineLink] = {}
+        self._connecting: dict[str, asyncio.Task[EngineLink]] = {}
+
+    @property
+    def groups(self) -> dict[str, GroupIdentity]:
+        """Groups by id: those it was told of, and those whose engine still holds a connection.
+
+        A restarted central scheduler learns of the groups only as their engines find it again.
+        """
+        linked = {group_id: link.identity for group_id, link in self._links.items() if link.open}
+        return self._told | linked
+
+    def take(self, identities: Collection[GroupIdentity]) -> None:
+        """Believe a new list of all groups."""
+        self._told = {identity.group_id: identity for identity in identities}
+        self._links = {
+            group_id: link
+            for group_id, link in self._links.items()
+            if link.open or group_id in self._told
+        }
+
+    def least_loaded(self, model: str, tried: Collection[str]) -> str | None:
+        """A group of that model that is not in `tried`; None when there is none.
+
+        The one that runs the fewest requests of this ingress; one that hung up comes last.
+        """
+
+        def load(group_id: str) -> tuple[bool, int]:
+            link = self._links.get(group_id)
+            return (not link.open, link.num_streams) if link is not None else (False, 0)
+
+        candidates = [
+            group_id
+            for group_id, identity in self.groups.items()
+            if identity.model.name == model and group_id not in tried
+        ]
+        return min(candidates, key=load, default=None)
+
+    async def link(self, group_id: str) -> EngineLink:
+        """The connection to a group's engine, made if it is not there.
+
+        One that cannot be reached holds up nobody who wants another.
+
+        Raises:
+            RequestRefused: the group has left or cannot be reached.
+        """
+        link = self._links.get(group_id)
+        if link is not None and link.open:
+            return link
+        identity = self._told.get(group_id)
+        if identity is None:
+            raise RequestRefused(RefusalCode.UNAVAILABLE, _UNREACHABLE_MESSAGE)
+        connecting = self._connecting.get(group_id)
+        if connecting is None:
+            connecting = asyncio.create_task(self._connect(identity), name=f"connect-{group_id}")
+            self._connecting[group_id] = connecting
+        # Shielded: others may wait for the same connection.
+        return await asyncio.shield(connecting)
+
+    async def close(self) -> None:
+        """Hang up on every engine."""
+        connecting = list(self._connecting.values())
+        for task in connecting:
+            task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+    async def _connect(self, identity: GroupIdentity) -> EngineLink:
+        try:
+            link = await EngineLink.connect(identity)
+        except OSError as error:
+            logger.warning("group %s cannot be reached: %r", identity.group_id, error)
+            raise RequestRefused(RefusalCode.UNAVAILABLE, _UNREACHABLE_MESSAGE) from error
+        finally:
+            del self._connecting[identity.group_id]
+        self._links[identity.group_id] = link
+        return link
