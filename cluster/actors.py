@@ -4,6 +4,7 @@ Plain classes, wrapped with `ray.remote` where they are launched, so that tests 
 a cluster. Ray carries life cycle and start-up calls only; steps and tokens go over the wire.
 """
 
+import asyncio
 import os
 from typing import Any
 
@@ -79,12 +80,15 @@ class CentralActor:
         """Stop admitting everywhere and wait for live requests; False on time-out."""
         return await self._central.drain(timeout_seconds)
 
-    async def note_stage(self, group_id: str, stage: str) -> None:
-        """A group says how far its start has come."""
-        self._stages[group_id] = stage
+    async def note_stage(self, group_id: str, stage: str | None) -> None:
+        """A group says how far its start has come; None when it has started."""
+        if stage is None:
+            self._stages.pop(group_id, None)
+        else:
+            self._stages[group_id] = stage
 
     async def stages(self) -> dict[str, str]:
-        """How far each group's start has come."""
+        """How far each group that starts has come."""
         return dict(self._stages)
 
     async def process_id(self) -> int:
@@ -117,11 +121,14 @@ async def locate_central(wire_host: str | None) -> Endpoint:
     """The central scheduler's endpoint, asked for anew.
 
     Raises:
-        ConnectionError: it is down at the moment.
+        ConnectionError: it is down at the moment, or Ray cannot say where it is.
     """
     try:
-        endpoint: Endpoint = await central_actor(wire_host).endpoint.remote()
-    except ray.exceptions.RayActorError as error:
+        # Ray looks the name up with a call that blocks, for long when its own head is away;
+        # meanwhile the caller's event loop has steps to run and streams to serve.
+        central = await asyncio.to_thread(central_actor, wire_host)
+        endpoint: Endpoint = await central.endpoint.remote()
+    except ray.exceptions.RayError as error:
         raise ConnectionError("the central scheduler is restarting") from error
     return endpoint
 

@@ -74,7 +74,7 @@ class GroupReplica:
         locate = partial(locate_central, config.wire_host)
         link = CentralLink(self._server, identity, locate, changed)
         self._link = asyncio.create_task(link.run(), name="central-link")
-        self._note("ready")
+        self._note(None)
         logger.info(
             "%s serves %s with %d blocks and %d in host memory",
             self._group_id,
@@ -87,6 +87,8 @@ class GroupReplica:
         """Called by Serve; raising has the replica replaced."""
         if self._server.lost is not None:
             raise RuntimeError(f"{self._group_id}: {self._server.lost}")
+        if self._link.done():
+            raise RuntimeError(f"{self._group_id}: the link to the central scheduler has ended")
         stalled = self._server.engine.stalled_seconds()
         if stalled > self._config.stall_seconds:
             raise RuntimeError(f"{self._group_id} has work but took no step for {stalled:.0f} s")
@@ -111,9 +113,10 @@ class GroupReplica:
                 self._config.drain_seconds,
             )
         self._link.cancel()
+        await asyncio.gather(self._link, return_exceptions=True)
         await server.close()
         await self._group.close()
 
-    def _note(self, stage: str) -> None:
+    def _note(self, stage: str | None) -> None:
         reference: Any = self._central.note_stage.remote(self._group_id, stage)
         del reference  # nobody waits for it: it only feeds a progress bar

@@ -54,8 +54,10 @@ class IngressReplica:
         self, request: Any, grpc_context: SettableContext
     ) -> AsyncIterator[Any]:
         """`blockyard.v1.Generation.GenerateStream` behind Serve's proxy."""
-        async for message in _stream(self._generation.generate_stream(request), grpc_context):
-            yield message
+        messages = _stream(self._generation.generate_stream(request), grpc_context)
+        async with aclosing(messages):
+            async for message in messages:
+                yield message
 
     async def GetLedger(self, request: Any, grpc_context: SettableContext) -> Any:
         """`blockyard.v1.Cluster.GetLedger` behind Serve's proxy."""
@@ -75,8 +77,10 @@ class IngressReplica:
 
     async def Watch(self, request: Any, grpc_context: SettableContext) -> AsyncIterator[Any]:
         """`grpc.health.v1.Health.Watch` behind Serve's proxy."""
-        async for message in _stream(self._health.watch(request), grpc_context):
-            yield message
+        messages = _stream(self._health.watch(request), grpc_context)
+        async with aclosing(messages):
+            async for message in messages:
+                yield message
 
     async def check_health(self) -> None:
         """Called by Serve; raising has the replica replaced."""
@@ -90,6 +94,7 @@ class IngressReplica:
             return
         await front.stop(self._config.drain_seconds)
         self._link.cancel()
+        await asyncio.gather(self._link, return_exceptions=True)
         await self._dispatcher.close()
 
 
