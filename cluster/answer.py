@@ -1,4 +1,4 @@
-"""One request's answer as it grows: from the engine's updates to chunks for the client.
+"""One answer as it grows: from the engine's updates to chunks for the client.
 
 Counts tokens, keeps time, ends the answer at a stop string. Knows neither engine nor transport.
 Units: tokens, seconds.
@@ -31,7 +31,9 @@ class Answer:
         decoder: TokenDecoder,
         arrived_at: float,
         clock: Callable[[], float],
+        choice: int = 0,
     ) -> None:
+        self._choice = choice
         self._options = options
         self._num_prompt = num_prompt
         self._detokenizer = Detokenizer(decoder, options.stops)
@@ -49,7 +51,9 @@ class Answer:
 
     def take(self, update: RequestUpdate) -> pb.GenerateChunk:
         """The chunk that an update gives; the last one when it or a stop string ends the answer."""
-        chunk = pb.GenerateChunk(request_id=self._options.request_id, model=self._options.model)
+        chunk = pb.GenerateChunk(
+            request_id=self._options.request_id, model=self._options.model, choice=self._choice
+        )
         self._cached_tokens = max(self._cached_tokens, update.cached_tokens)
         if update.token_ids and self._first_token_at is None:
             self._first_token_at = self._clock()

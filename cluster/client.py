@@ -64,6 +64,7 @@ class Settings:
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    n: int | None = None
     stop: Sequence[str] = field(default_factory=tuple)
 
 

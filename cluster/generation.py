@@ -14,12 +14,13 @@ from contextlib import aclosing
 
 from blockyard.cluster.answer import Answer
 from blockyard.cluster.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError, from_refusal
-from blockyard.cluster.dispatch import Dispatcher, TokenStream
+from blockyard.cluster.choices import ChoiceStream, interleaved
+from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.request_limits import MAX_MODEL_NAME_CHARACTERS
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.cluster.validation import PreparedRequest, prepare_request
 from blockyard.protos import generation_pb2 as pb
-from blockyard.scheduler.request import FinishReason, RequestRefused, RequestUpdate
+from blockyard.scheduler.request import RequestRefused
 from blockyard.workers.description import ModelDescription
 
 __all__ = ["GenerationService", "find_model", "unexpected_error"]
@@ -47,21 +48,37 @@ class GenerationService:
         Raises:
             ApiError: refused, or failed on the way.
         """
-        response = pb.GenerateResponse()
-        text: list[str] = []
+        answers: dict[int, pb.Choice] = {}
+        texts: dict[int, list[str]] = {}
+        usage = pb.Usage()
         async with aclosing(self.stream(request)) as chunks:
             async for chunk in chunks:
-                text.append(chunk.text)
-                response.token_ids.extend(chunk.token_ids)
-        response.request_id, response.model = chunk.request_id, chunk.model
-        response.finish_reason = chunk.finish_reason
-        response.usage.CopyFrom(chunk.usage)
-        response.timings.CopyFrom(chunk.timings)
-        response.text = "".join(text)
-        return response
+                answer = answers.setdefault(chunk.choice, pb.Choice(choice=chunk.choice))
+                texts.setdefault(chunk.choice, []).append(chunk.text)
+                answer.token_ids.extend(chunk.token_ids)
+                if chunk.finish_reason:
+                    answer.finish_reason = chunk.finish_reason
+                    answer.timings.CopyFrom(chunk.timings)
+                    usage.completion_tokens += chunk.usage.completion_tokens
+                    if chunk.choice == 0:  # the others find what this one has computed
+                        usage.prompt_tokens = chunk.usage.prompt_tokens
+                        usage.cached_tokens = chunk.usage.cached_tokens
+        for choice, answer in answers.items():
+            answer.text = "".join(texts[choice])
+        first = answers[0]
+        return pb.GenerateResponse(
+            request_id=chunk.request_id,
+            model=chunk.model,
+            text=first.text,
+            token_ids=first.token_ids,
+            finish_reason=first.finish_reason,
+            usage=usage,
+            timings=first.timings,
+            choices=[answers[choice] for choice in sorted(answers)],
+        )
 
     async def stream(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
-        """The answer in pieces; the last has `finish_reason`. Close it to leave early.
+        """Every answer in pieces; its last has `finish_reason`. Close it to leave early.
 
         Raises:
             ApiError: refused, or failed on the way.
@@ -69,15 +86,8 @@ class GenerationService:
         arrived_at = self._clock()
         try:
             prepared = await self._prepare(request)
-            answer = Answer(
-                prepared.options,
-                num_prompt=len(prepared.spec.prompt_token_ids),
-                decoder=self._tokenizers[prepared.options.model].decoder(),
-                arrived_at=arrived_at,
-                clock=self._clock,
-            )
-            tokens = await self._dispatcher.submit(prepared.options.model, prepared.spec)
-            async with aclosing(self._follow(tokens, answer)) as chunks:
+            choices = await self._start(prepared, arrived_at)
+            async with aclosing(interleaved(choices)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except ApiError:
@@ -99,34 +109,27 @@ class GenerationService:
             )
         return await prepare_request(request, model, tokenizer)
 
-    async def _follow(
-        self, tokens: TokenStream, answer: Answer
-    ) -> AsyncGenerator[pb.GenerateChunk, None]:
-        """Turn the engine's updates to chunks until either side ends the request."""
-        ended = False
+    async def _start(self, prepared: PreparedRequest, arrived_at: float) -> list[ChoiceStream]:
+        """Submit every answer; all or none."""
+        options = prepared.options
+        choices: list[ChoiceStream] = []
         try:
-            async for update in tokens:
-                ended = update.finish_reason is not None
-                _check_update(update)
-                chunk = answer.take(update)
-                if answer.finished and not ended:
-                    # A stop string: the engine learns of it before the client does.
-                    await tokens.abort()
-                    ended = True
-                if chunk.token_ids or chunk.text or answer.finished:
-                    yield chunk
-                if answer.finished:
-                    return
-        finally:
-            if not ended:
-                # Shielded: a second cancellation must not keep the blocks from being freed.
-                await asyncio.shield(asyncio.ensure_future(tokens.abort()))
-        raise ApiError(
-            ApiCode.UNAVAILABLE,
-            "",
-            "the group that served this request went away; send the request again",
-            retry_after_seconds=RETRY_AFTER_SECONDS,
-        )
+            for spec in prepared.choice_specs():
+                tokens = await self._dispatcher.submit(options.model, spec)
+                answer = Answer(
+                    options,
+                    num_prompt=len(spec.prompt_token_ids),
+                    decoder=self._tokenizers[options.model].decoder(),
+                    arrived_at=arrived_at,
+                    clock=self._clock,
+                    choice=spec.sampling.choice,
+                )
+                choices.append(ChoiceStream(tokens, answer))
+        except BaseException:
+            # Shielded: a second cancellation must not keep the blocks from being freed.
+            await asyncio.shield(asyncio.gather(*(choice.close() for choice in choices)))
+            raise
+        return choices
 
 
 def find_model(dispatcher: Dispatcher, name: str, field: str) -> ModelDescription:
@@ -163,12 +166,3 @@ def unexpected_error(error: BaseException, doing: str) -> ApiError:
         f"the server failed; its log tells more under incident {incident}",
         incident=incident,
     )
-
-
-def _check_update(update: RequestUpdate) -> None:
-    if update.finish_reason is FinishReason.ERROR:
-        raise ApiError(
-            ApiCode.INTERNAL,
-            "",
-            f"generation failed: {update.error or 'the engine gave no reason'}",
-        )

@@ -13,6 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from blockyard.cluster.api_error import ApiCode, ApiError
 
 __all__ = [
+    "MAX_CHOICES",
     "MAX_MODEL_NAME_CHARACTERS",
     "MAX_STOPS",
     "MAX_STOP_CHARACTERS",
@@ -25,6 +26,7 @@ __all__ = [
     "text_limit_bytes",
 ]
 
+MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_MODEL_NAME_CHARACTERS = 256

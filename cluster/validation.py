@@ -8,12 +8,13 @@ Units: tokens.
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from blockyard.cluster.api_error import from_invalid_parameter
 from blockyard.cluster.chat_template import ChatTemplateError
 from blockyard.cluster.request_limits import (
+    MAX_CHOICES,
     check_known_fields,
     check_request_id,
     check_role,
@@ -41,19 +42,31 @@ class GenerationOptions:
         request_id: the client's name for it, else the server's; echoed in answers.
         model: the model's name.
         stops: texts that end the answer.
+        num_choices: answers wanted.
     """
 
     request_id: str
     model: str
     stops: tuple[str, ...]
+    num_choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request for an engine, and what to do with its tokens."""
+    """A request for an engine, and what to do with its tokens. `spec` is the first answer's."""
 
     spec: RequestSpec
     options: GenerationOptions
+
+    def choice_specs(self) -> Iterator[RequestSpec]:
+        """What is asked of engines: one request for each answer, the first one first."""
+        yield self.spec
+        for choice in range(1, self.options.num_choices):
+            yield replace(
+                self.spec,
+                request_id=f"{self.spec.request_id}.{choice}",
+                sampling=replace(self.spec.sampling, choice=choice),
+            )
 
 
 async def prepare_request(
@@ -81,15 +94,19 @@ async def prepare_request(
             sampling=sampling,
             priority=request.sampling.priority,
         ),
-        GenerationOptions(request.request_id or own_id, model.name, tuple(request.sampling.stop)),
+        GenerationOptions(
+            request.request_id or own_id,
+            model.name,
+            tuple(request.sampling.stop),
+            request.sampling.n if request.sampling.HasField("n") else 1,
+        ),
     )
 
 
 def _check_not_served(sampling: pb.SamplingParameters) -> None:
     check_known_fields("sampling", sampling)
-    if sampling.HasField("n") and sampling.n != 1:
-        more = " yet; send the request once for each answer" if sampling.n > 1 else ""
-        raise invalid("sampling.n", f"is {sampling.n}; only 1 is served{more}")
+    if sampling.HasField("n") and not 1 <= sampling.n <= MAX_CHOICES:
+        raise invalid("sampling.n", f"is {sampling.n}; 1 to {MAX_CHOICES} answers are given")
     for name in ("logprobs", "tenant"):
         if sampling.HasField(name):
             raise invalid(f"sampling.{name}", "is not served yet; leave it out")

@@ -70,11 +70,14 @@ class ScriptedStream:
 
 @dataclass
 class ScriptedDispatcher:
-    """Gives each submitted request the script of the moment."""
+    """Gives each submitted request the script of its choice, else that of the moment."""
 
     served: tuple[ModelDescription, ...]
     script: Sequence[Any] = ()
+    scripts: dict[int, Sequence[Any]] = field(default_factory=dict)
     refusal: Exception | None = None
+    takes: int = 0
+    """Requests that it takes before it refuses."""
     is_ready: bool = True
     books: tuple[GroupReport, ...] = ()
     submitted: list[tuple[str, RequestSpec]] = field(default_factory=list)
@@ -84,10 +87,11 @@ class ScriptedDispatcher:
         return self.served
 
     async def submit(self, model: str, spec: RequestSpec) -> TokenStream:
-        if self.refusal is not None:
+        if self.refusal is not None and len(self.submitted) >= self.takes:
             raise self.refusal
         self.submitted.append((model, spec))
-        self.streams.append(ScriptedStream(spec.request_id, self.script))
+        script = self.scripts.get(spec.sampling.choice, self.script)
+        self.streams.append(ScriptedStream(spec.request_id, script))
         return self.streams[-1]
 
     async def reports(self) -> tuple[GroupReport, ...]:

@@ -27,7 +27,7 @@ class TestRequests:
         )
 
     def test_every_setting_has_its_field(self) -> None:
-        settings = Settings(1, 0.5, 0.25, 2, 3, 4, True, 5, ("x",))
+        settings = Settings(1, 0.5, 0.25, 2, 3, 4, True, 5, 6, ("x",))
         sampling = build_request(prompt="a", settings=settings).sampling
         for name in Settings.__slots__:
             assert getattr(sampling, name) == (["x"] if name == "stop" else getattr(settings, name))

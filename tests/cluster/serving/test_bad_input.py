@@ -79,7 +79,7 @@ BAD: dict[str, tuple[pb.GenerateRequest, str]] = {
         with_parameters(min_tokens=9, max_tokens=8),
         "sampling.min_tokens",
     ),
-    "two answers": (with_parameters(n=2), "sampling.n"),
+    "too many answers": (with_parameters(n=17), "sampling.n"),
     "log probabilities": (with_parameters(logprobs=0), "sampling.logprobs"),
     "tenant": (with_parameters(tenant="me"), "sampling.tenant"),
     "field of the future": (from_a_newer_client(), "sampling"),

@@ -10,12 +10,14 @@ from grpc_health.v1 import health_pb2
 
 from blockyard.cluster.client import GenerationClient, ServerError
 from blockyard.protos import generation_pb2 as pb
+from blockyard.workers.fake import witness_generate
 
 pytestmark = pytest.mark.ray
 
 GENERATE = "/blockyard.v1.Generation/Generate"
 STREAM = "/blockyard.v1.Generation/GenerateStream"
 NUM_STREAMS = 64
+WITNESS_VOCAB = 259
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,26 @@ async def test_both_ports_serve_the_same(
     [books] = await server.books(proxied)
     [same] = await server.books(client)
     assert books.group_id == same.group_id and books.blocks.total == 4096
+
+
+async def test_several_answers_to_one_prompt(
+    client: GenerationClient,
+    proxied: GenerationClient,
+    request_for: Callable[..., pb.GenerateRequest],
+) -> None:
+    request = request_for(list(range(40)), 30)
+    request.sampling.n = 5
+    expected = [
+        witness_generate(range(40), 30, WITNESS_VOCAB, choice=choice) for choice in range(5)
+    ]
+    for served in (client, proxied):
+        answer = await served.generate(request)
+        assert [list(choice.token_ids) for choice in answer.choices] == expected
+        assert answer.usage.completion_tokens == 5 * 30
+        streamed: dict[int, list[int]] = {choice: [] for choice in range(5)}
+        async for chunk in served.stream(request):
+            streamed[chunk.choice].extend(chunk.token_ids)
+        assert list(streamed.values()) == expected
 
 
 async def test_health(channel: Any) -> None:
