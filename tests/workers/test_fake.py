@@ -189,7 +189,6 @@ def test_blocks_go_out_and_come_back_elsewhere(plan: Planner, make: Maker, first
         ({0: 5, 1: 2}, True),
         ({1: 5, 0: 2}, False),
         ({0: 5, 3: 2}, False),
-        ({0: 5}, False),  # block 2 was left behind, and is poisoned
     ],
 )
 def test_a_wrong_host_block_shows(
