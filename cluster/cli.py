@@ -4,6 +4,7 @@ they run, so that help is quick. Exit codes: 0 done, 1 failed, 2 misused, 130 in
 
 import typer
 
+from blockyard.cluster.cli_bench import bench_app
 from blockyard.cluster.cli_generate import generate
 from blockyard.cluster.cli_ledger import ledger
 from blockyard.cluster.cli_measure import measure
@@ -29,6 +30,7 @@ app.command("ledger")(ledger)
 app.command("plan")(plan)
 app.command("measure")(measure)
 app.add_typer(model_app, name="model")
+app.add_typer(bench_app, name="bench")
 
 
 @app.command("version")
