@@ -143,6 +143,16 @@ def test_a_child_that_keeps_its_own_block_needs_no_copy(
     assert token == witness_next_token([*PROMPT, 15], VOCAB, 2)
 
 
+def test_a_replaced_block_may_be_granted_anew_at_once(
+    plan: Planner, make: Maker, first: StepPlan
+) -> None:
+    worker = make()
+    worker.execute(first)
+    tail = (15, 16, 17, 18)
+    moved = plan(2, grants={1: (2,)}, replaced=((1, 1, 0),), copies=((2, 0),), rows={1: (5, tail)})
+    assert worker.execute(moved).token_ids == (witness_next_token([*PROMPT, *tail], VOCAB),)
+
+
 def test_a_copy_of_the_wrong_block_shows(plan: Planner, make: Maker, first: StepPlan) -> None:
     for source, good in ((2, True), (5, False), (7, False)):
         worker = make()
