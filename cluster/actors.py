@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from blockyard.cluster.central import CentralScheduler
 from blockyard.cluster.wire import Endpoint
 from blockyard.cluster.worker_host import WorkerHost
-from blockyard.workers.config import WorkerConfig, WorkerProfile
+from blockyard.workers.config import AllocatorMemory, WorkerConfig, WorkerProfile
 
 __all__ = [
     "CENTRAL_NAME",
@@ -45,10 +45,12 @@ class WorkerActor:
 
         self._host = WorkerHost(lambda: make_worker(config), config.rank)
         self._wire_host = wire_host
+        self._profile: WorkerProfile | None = None
 
     def load(self) -> WorkerProfile:
         """Load the model and measure."""
-        return self._host.load()
+        self._profile = self._host.load()
+        return self._profile
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Make the pools."""
@@ -57,6 +59,12 @@ class WorkerActor:
     def listen(self) -> Endpoint:
         """Wait for the engine; returns where."""
         return self._host.listen(listening_host(self._wire_host))
+
+    def allocator_memory(self) -> AllocatorMemory | None:
+        """What the device's allocator holds now; None on a CPU, and before the model is loaded."""
+        from blockyard.workers.memory import allocator_memory
+
+        return allocator_memory(self._profile.device) if self._profile is not None else None
 
     def process_id(self) -> int:
         """This rank's process id, for operators and fault tests."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from blockyard.cluster.group_books import GroupBooks
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.workers.description import ModelDescription
@@ -23,7 +24,12 @@ class GroupReport:
     model: str
     device: str
     dtype: str
-    ledger: GroupLedger
+    books: GroupBooks
+
+    @property
+    def ledger(self) -> GroupLedger:
+        """Its blocks, slots and requests."""
+        return self.books.ledger
 
 
 class TokenStream(Protocol):
@@ -58,8 +64,8 @@ class Dispatcher(Protocol):
         """
         ...
 
-    async def reports(self) -> tuple[GroupReport, ...]:
-        """The books of every group, asked for now."""
+    async def reports(self, audit: bool = False, memory: bool = False) -> tuple[GroupReport, ...]:
+        """The books of every group, asked for now; see `GroupBooks` for the two that cost more."""
         ...
 
     async def ready(self) -> bool:

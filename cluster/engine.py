@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from blockyard.cluster.shadow_feed import ShadowFeed
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec, RequestUpdate
@@ -78,6 +79,11 @@ class Engine:
         self._on_lost = on_lost
         self._on_change = on_change
         self._clock = clock
+        self.shadow = ShadowFeed(
+            scheduler.ledger().blocks.total * scheduler.config.block_size,
+            scheduler.config.max_context_tokens,
+            clock,
+        )
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -108,12 +114,14 @@ class Engine:
         if not self._scheduler.has_work:
             self._last_progress = self._clock()
         self._scheduler.submit(spec, self._clock())
+        self.shadow.submitted(spec)
         self._idle.clear()
         self._note_change()
 
     def abort(self, request_id: str) -> bool:
         """Free a request's blocks now; False if it is not live. Safe to call twice."""
         aborted = self._scheduler.abort(request_id)
+        self.shadow.aborted(request_id)
         self._note_idle()
         self._note_change()
         return aborted
@@ -170,6 +178,7 @@ class Engine:
         updates = self._scheduler.commit(result, self._clock())
         self._last_progress = self._clock()
         self._deliver(updates)
+        self.shadow.stepped(updates)
         self._note_change()
         return True
 

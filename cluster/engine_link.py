@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator
 from itertools import count
 
+from blockyard.cluster.group_books import GroupBooks
 from blockyard.cluster.messages import (
     Abort,
     AskLedger,
@@ -24,7 +25,6 @@ from blockyard.cluster.messages import (
 )
 from blockyard.cluster.outbox import merge_updates
 from blockyard.cluster.wire import Codec, Connection, Endpoint, WireError, connect
-from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.request import (
     RefusalCode,
     RequestRefused,
@@ -100,7 +100,7 @@ class EngineLink:
         self._connection = connection
         self._streams: dict[str, EngineStream] = {}
         self._submissions: dict[int, EngineStream] = {}
-        self._ledgers: dict[int, asyncio.Future[GroupLedger]] = {}
+        self._ledgers: dict[int, asyncio.Future[GroupBooks]] = {}
         self._tickets = count(1)
         self._open = True
         self._gone_message = _GONE_MESSAGE
@@ -162,8 +162,8 @@ class EngineLink:
         if self._forget(stream) and self._open:
             self._connection.post(Abort(stream.request_id))
 
-    async def ledger(self) -> GroupLedger:
-        """The engine's books, asked for now.
+    async def books(self, audit: bool = False, memory: bool = False) -> GroupBooks:
+        """The engine's books, asked for now; see `GroupBooks` for the two that cost more.
 
         Raises:
             RequestRefused: the engine does not answer, or is gone.
@@ -171,9 +171,9 @@ class EngineLink:
         if not self._open:
             raise RequestRefused(RefusalCode.UNAVAILABLE, self._gone_message)
         ticket = next(self._tickets)
-        answer: asyncio.Future[GroupLedger] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[GroupBooks] = asyncio.get_running_loop().create_future()
         self._ledgers[ticket] = answer
-        self._connection.post(AskLedger(ticket))
+        self._connection.post(AskLedger(ticket, audit, memory))
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await answer
@@ -215,10 +215,10 @@ class EngineLink:
                     stream.refuse(RequestRefused(code, text, field))
             case Lost(text):
                 self._gone_message = text
-            case LedgerAnswer(ticket, ledger):
+            case LedgerAnswer(ticket, books):
                 answer = self._ledgers.get(ticket)
                 if answer is not None and not answer.done():
-                    answer.set_result(ledger)
+                    answer.set_result(books)
 
     def _take_update(self, update: RequestUpdate) -> None:
         stream = self._streams.get(update.request_id)

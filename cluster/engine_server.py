@@ -7,10 +7,11 @@ and no gRPC.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 
 from blockyard.cluster.engine import Engine, Group
+from blockyard.cluster.group_books import GroupBooks
 from blockyard.cluster.messages import (
     Abort,
     AskLedger,
@@ -25,13 +26,18 @@ from blockyard.cluster.messages import (
 from blockyard.cluster.outbox import Outbox
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
 from blockyard.scheduler.ledger import GroupLedger
+from blockyard.scheduler.rank_facts import GroupFacts
 from blockyard.scheduler.request import RequestRefused, RequestUpdate
 from blockyard.scheduler.scheduler import Scheduler
+from blockyard.workers.config import AllocatorMemory
 
 __all__ = ["EngineServer"]
 
 logger = logging.getLogger(__name__)
 
+AskMemory = Callable[[], Awaitable[tuple[AllocatorMemory | None, ...]]]
+_MEMORY_SECONDS = 2.0
+"""Ranks that say nothing for so long are left out of the answer."""
 _LOST_MESSAGE = "the workers that ran this request were lost; send it again"
 
 
@@ -53,13 +59,23 @@ class _Reader:
 class EngineServer:
     """Serves one engine to many ingresses. Make it with `EngineServer.start`."""
 
-    def __init__(self, scheduler: Scheduler, group: Group, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        group: Group,
+        on_change: Callable[[], None],
+        facts: GroupFacts | None,
+        ask_memory: AskMemory | None,
+    ) -> None:
         self._owners: dict[str, _Reader] = {}
         self._draining = False
         self.engine = Engine(scheduler, group, self._deliver, self._lose, on_change)
         self._loop_task: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
         self._hanging_up: asyncio.Task[None] | None = None
+        self._facts = facts
+        self._ask_memory = ask_memory
+        self._answering: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def start(
@@ -68,9 +84,15 @@ class EngineServer:
         group: Group,
         host: str,
         on_change: Callable[[], None] = lambda: None,
+        facts: GroupFacts | None = None,
+        ask_memory: AskMemory | None = None,
     ) -> "EngineServer":
-        """Listen on `host` and start to step. `on_change` is called when the books have changed."""
-        server = cls(scheduler, group, on_change)
+        """Listen on `host` and start to step.
+
+        `on_change` is called when the books have changed; `facts` and `ask_memory`, which asks the
+        ranks for their allocators, go into the books of who asks.
+        """
+        server = cls(scheduler, group, on_change, facts, ask_memory)
         codec: Codec[IngressToEngine] = Codec(IngressToEngine)
         server._listener = await listen(codec, server._serve_ingress, host)
         server._loop_task = asyncio.create_task(server.engine.run(), name="engine-loop")
@@ -96,6 +118,15 @@ class EngineServer:
         """The books as they stand."""
         return self.engine.ledger()
 
+    def books(self, audit: bool = False) -> GroupBooks:
+        """All that is known of the group; with `audit`, after walking every request and block."""
+        return GroupBooks(
+            self.engine.ledger(),
+            self.engine.shadow.reports(),
+            self._facts,
+            audit=self._audit() if audit else None,
+        )
+
     def start_drain(self) -> None:
         """Refuse newcomers; what was admitted goes on to its end."""
         self._draining = True
@@ -107,6 +138,8 @@ class EngineServer:
             await self._listener.close()
         if self._hanging_up is not None:
             await self._hanging_up
+        for task in self._answering:
+            task.cancel()
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
@@ -143,8 +176,35 @@ class EngineServer:
                 reader.connection.post(self._submit(reader, message))
             case Abort(request_id):
                 self._abort(reader, request_id)
-            case AskLedger(ticket):
-                reader.connection.post(LedgerAnswer(ticket, self.engine.ledger()))
+            case AskLedger(ticket, audit, memory) if memory and self._ask_memory is not None:
+                task = asyncio.create_task(
+                    self._answer_with_memory(reader, ticket, audit, self._ask_memory),
+                    name="books-with-memory",
+                )
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+            case AskLedger(ticket, audit):
+                reader.connection.post(LedgerAnswer(ticket, self.books(audit)))
+
+    async def _answer_with_memory(
+        self, reader: _Reader, ticket: int, audit: bool, ask_memory: AskMemory
+    ) -> None:
+        try:
+            async with asyncio.timeout(_MEMORY_SECONDS):
+                allocators = await ask_memory()
+        except Exception as error:
+            logger.warning("the ranks do not say what their allocators hold: %r", error)
+            allocators = ()
+        books = replace(self.books(audit), allocators=allocators)
+        reader.connection.post(LedgerAnswer(ticket, books))
+
+    def _audit(self) -> str:
+        try:
+            self.check()
+        except AssertionError as error:
+            logger.error("the books do not add up: %s", error)
+            return str(error) or "the books do not add up"
+        return ""
 
     def _submit(self, reader: _Reader, message: Submit) -> Submitted | Refused:
         try:

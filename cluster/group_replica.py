@@ -18,10 +18,11 @@ from blockyard.cluster.actors import (
 from blockyard.cluster.central_link import CentralLink
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.engine_server import EngineServer
+from blockyard.cluster.group_books import facts_of
 from blockyard.cluster.messages import GroupIdentity
 from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.scheduler.scheduler import Scheduler
-from blockyard.workers.config import WorkerProfile
+from blockyard.workers.config import AllocatorMemory, WorkerProfile
 
 __all__ = ["GroupReplica"]
 
@@ -59,6 +60,8 @@ class GroupReplica:
             self._group,
             listening_host(config.wire_host),
             changed.set,
+            facts_of(profiles),
+            self._ask_memory if profiles[0].device.startswith("cuda") else None,
         )
         endpoint = self._server.endpoint
         identity = GroupIdentity(
@@ -92,6 +95,10 @@ class GroupReplica:
         stalled = self._server.engine.stalled_seconds()
         if stalled > self._config.stall_seconds:
             raise RuntimeError(f"{self._group_id} has work but took no step for {stalled:.0f} s")
+
+    async def _ask_memory(self) -> tuple[AllocatorMemory | None, ...]:
+        asked = (worker.allocator_memory.remote() for worker in self._workers)
+        return tuple(await asyncio.gather(*asked))
 
     async def process_ids(self) -> list[int]:
         """Process ids of the ranks, for operators and fault tests."""

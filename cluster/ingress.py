@@ -93,11 +93,11 @@ class ClusterDispatcher:
             group_id = other
             tried.add(group_id)
 
-    async def reports(self) -> tuple[GroupReport, ...]:
+    async def reports(self, audit: bool = False, memory: bool = False) -> tuple[GroupReport, ...]:
         """The books of every group, asked for now; a group that does not answer is left out."""
         groups = list(self._groups.groups.values())
         answers = await asyncio.gather(
-            *(self._report(identity) for identity in groups), return_exceptions=True
+            *(self._report(identity, audit, memory) for identity in groups), return_exceptions=True
         )
         reports: list[GroupReport] = []
         for identity, answer in zip(groups, answers, strict=True):
@@ -178,12 +178,12 @@ class ClusterDispatcher:
             )
         return group_id
 
-    async def _report(self, identity: GroupIdentity) -> GroupReport:
+    async def _report(self, identity: GroupIdentity, audit: bool, memory: bool) -> GroupReport:
         link = await self._groups.link(identity.group_id)
         return GroupReport(
             group_id=identity.group_id,
             model=identity.model.name,
             device=identity.device,
             dtype=identity.dtype,
-            ledger=await link.ledger(),
+            books=await link.books(audit, memory),
         )

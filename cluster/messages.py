@@ -6,6 +6,7 @@ Channels: engine to worker, ingress to engine, engine and ingress to the central
 
 import msgspec
 
+from blockyard.cluster.group_books import GroupBooks
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RefusalCode, RequestSpec, RequestUpdate
@@ -95,9 +96,11 @@ class Abort(_Message, frozen=True):
 
 
 class AskLedger(_Message, frozen=True):
-    """Tell me your books as they stand."""
+    """Tell me your books as they stand; see `GroupBooks` for what is asked for by name."""
 
     ticket: int
+    audit: bool = False
+    memory: bool = False
 
 
 class Submitted(_Message, frozen=True):
@@ -131,7 +134,7 @@ class LedgerAnswer(_Message, frozen=True):
     """The books, counted between two actions of the scheduler."""
 
     ticket: int
-    ledger: GroupLedger
+    books: GroupBooks
 
 
 IngressToEngine = Submit | Abort | AskLedger

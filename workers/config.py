@@ -7,7 +7,7 @@ from typing import Protocol
 from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE
 from blockyard.scheduler.plan import StepPlan, StepResult
 
-__all__ = ["Executor", "WorkerConfig", "WorkerKind", "WorkerProfile"]
+__all__ = ["AllocatorMemory", "Executor", "WorkerConfig", "WorkerKind", "WorkerProfile"]
 
 
 class WorkerKind(StrEnum):
@@ -71,6 +71,30 @@ class WorkerProfile:
     max_host_blocks: int = 0
     prefill_tokens_per_second: float = 0.0
     link_bytes_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorMemory:
+    """What a device's caching allocator holds at one moment, in bytes.
+
+    `free_bytes` is reserved from the device and not given out, `largest_free_bytes` the largest
+    piece of it.
+    """
+
+    reserved_bytes: int
+    allocated_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+
+    @property
+    def slack_bytes(self) -> int:
+        """Reserved and not allocated."""
+        return self.reserved_bytes - self.allocated_bytes
+
+    @property
+    def external_fragmentation(self) -> float:
+        """`1 - largest_free / total_free`; 0 when nothing is free."""
+        return 1 - self.largest_free_bytes / self.free_bytes if self.free_bytes else 0.0
 
 
 class Executor(Protocol):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from blockyard.workers.config import WorkerConfig
+from blockyard.workers.config import AllocatorMemory, WorkerConfig
 
 __all__ = [
     "NoRoom",
+    "allocator_memory",
     "count_blocks",
     "count_host_blocks",
     "default_budget",
@@ -52,6 +53,31 @@ def measure_peak(step: Callable[[], None], device: torch.device) -> int:
     before = _status_bytes("VmRSS")
     step()
     return max(0, _status_bytes("VmHWM") - before)
+
+
+def allocator_memory(device: str) -> AllocatorMemory | None:
+    """What torch's allocator on `device` holds now; None where it keeps no books, as on a CPU.
+
+    Walks all its pieces: for who asks, not for every step. Safe beside a step in another thread.
+    """
+    place = torch.device(device)
+    if place.type != "cuda":
+        return None
+    index = place.index if place.index is not None else torch.cuda.current_device()
+    # Outside of allocations: pieces handed out, or given back and waiting for a stream, are not.
+    free = [
+        block["size"]
+        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        if segment["device"] == index
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
+    return AllocatorMemory(
+        reserved_bytes=torch.cuda.memory_reserved(place),
+        allocated_bytes=torch.cuda.memory_allocated(place),
+        free_bytes=sum(free),
+        largest_free_bytes=max(free, default=0),
+    )
 
 
 def default_budget(device: torch.device) -> int:

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from blockyard.cluster.chat_template import ChatTemplate
 from blockyard.cluster.dispatch import Dispatcher, GroupReport, TokenStream
+from blockyard.cluster.group_books import GroupBooks
 from blockyard.cluster.grpc_front import GrpcFront
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.scheduler.ledger import BlockCounts, GroupLedger, RequestCounts, SlotCounts
@@ -80,6 +81,7 @@ class ScriptedDispatcher:
     """Requests that it takes before it refuses."""
     is_ready: bool = True
     books: tuple[GroupReport, ...] = ()
+    asked: list[tuple[bool, bool]] = field(default_factory=list)
     submitted: list[tuple[str, RequestSpec]] = field(default_factory=list)
     streams: list[ScriptedStream] = field(default_factory=list)
 
@@ -94,7 +96,8 @@ class ScriptedDispatcher:
         self.streams.append(ScriptedStream(spec.request_id, script))
         return self.streams[-1]
 
-    async def reports(self) -> tuple[GroupReport, ...]:
+    async def reports(self, audit: bool = False, memory: bool = False) -> tuple[GroupReport, ...]:
+        self.asked.append((audit, memory))
         return self.books
 
     async def ready(self) -> bool:
@@ -160,14 +163,16 @@ def report() -> GroupReport:
         model="small",
         device="cpu",
         dtype="float32",
-        ledger=GroupLedger(
-            blocks=BlockCounts(total=10, free=5, cached=1, active=3, fenced=1),
-            slots=SlotCounts(filled=40, promised=2, empty_tail=6),
-            requests=RequestCounts(running=2, waiting=1, parked=0),
-            block_size=16,
-            step=77,
-            preemptions=3,
-            stalled_steps=0,
+        books=GroupBooks(
+            GroupLedger(
+                blocks=BlockCounts(total=10, free=5, cached=1, active=3, fenced=1),
+                slots=SlotCounts(filled=40, promised=2, empty_tail=6),
+                requests=RequestCounts(running=2, waiting=1, parked=0),
+                block_size=16,
+                step=77,
+                preemptions=3,
+                stalled_steps=0,
+            )
         ),
     )
 
