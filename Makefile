@@ -9,13 +9,14 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 # `make test TESTS=tests/scheduler` runs a part; `make test PYTEST_ARGS="-x --lf"` passes options on.
 TESTS ?=
 PYTEST_ARGS ?=
+SOAK_SECONDS ?= 3600
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # One pip at a time may work on .venv, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-long test-all check format protos check-protos constraints clean distclean
+.PHONY: help setup demo test test-long test-all soak mutation check format protos check-protos constraints clean distclean
 
 help: ## list the targets
 	@echo "Blockyard. Targets:"
@@ -35,6 +36,13 @@ test-long: $(STAMPS)/test setup ## run the long tests that `make test` leaves ou
 	$(PYTEST) -m slow $(PYTEST_ARGS) $(TESTS)
 
 test-all: test test-long ## run every test
+
+# Prints how to repeat what it finds. SOAK_SECONDS=60 makes it a minute.
+soak: $(STAMPS)/test ## do anything in any order to the scheduler, at random, for an hour
+	BLOCKYARD_SOAK_SECONDS=$(SOAK_SECONDS) $(PYTEST) -m soak $(PYTEST_ARGS) tests/scheduler
+
+mutation: $(STAMPS)/test ## plant faults in the scheduler and show that the tests find each
+	$(BIN)/python benchmarks/mutation_scheduler.py
 
 check: $(STAMPS)/dev check-protos ## lint, format, types, generated stubs, import rules
 	$(BIN)/ruff check .

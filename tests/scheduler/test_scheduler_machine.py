@@ -1,8 +1,11 @@
 """Anything may happen to a scheduler in any order; books and outputs are right all the time."""
 
+import os
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -159,19 +162,47 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.rig.finish()
 
 
-def test_anything_in_any_order(
+@pytest.fixture
+def run_machine(
     make_rig: Callable[..., Any], prompt_of: Callable[..., list[int]]
-) -> None:
+) -> Callable[[int], None]:
+    """Runs so many random sequences."""
+
     class Machine(SchedulerMachine):
         def __init__(self) -> None:
             super().__init__(make_rig, prompt_of)
 
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=400,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        ),
-    )
+    def run(sequences: int) -> None:
+        run_state_machine_as_test(
+            Machine,
+            settings=settings(
+                max_examples=sequences,
+                stateful_step_count=40,
+                deadline=None,
+                derandomize=False,
+                print_blob=True,
+                suppress_health_check=[HealthCheck.too_slow],
+            ),
+        )
+
+    return run
+
+
+def test_anything_in_any_order(run_machine: Callable[[int], None]) -> None:
+    run_machine(400)
+
+
+@pytest.mark.slow
+def test_anything_in_any_order_two_thousand_times(run_machine: Callable[[int], None]) -> None:
+    run_machine(2000)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(
+    "BLOCKYARD_SOAK_SECONDS" not in os.environ, reason="make soak says how long to run"
+)
+@pytest.mark.timeout(0)
+def test_anything_in_any_order_for_as_long_as_asked(run_machine: Callable[[int], None]) -> None:
+    ends_at = monotonic() + float(os.environ["BLOCKYARD_SOAK_SECONDS"])
+    while monotonic() < ends_at:
+        run_machine(1000)
