@@ -284,18 +284,6 @@ async def test_every_change_of_the_books_is_told(running: Running) -> None:
     assert changed()
 
 
-async def test_a_draining_engine_finishes_what_it_took(running: Running) -> None:
-    running.submit("a", max_tokens=2)
-    running.engine.start_drain()
-    with pytest.raises(RequestRefused) as refused:
-        running.submit("b")
-    assert refused.value.code is RefusalCode.UNAVAILABLE
-    await running.group.finish_step()
-    await running.group.finish_step()
-    await running.engine.wait_idle()
-    assert running.updates[-1].finish_reason is FinishReason.LENGTH
-
-
 async def test_a_step_without_the_loop_says_what_went_wrong(running: Running) -> None:
     running.loop.cancel()
     await asyncio.gather(running.loop, return_exceptions=True)
