@@ -1,17 +1,36 @@
-"""`blockyard ledger`: prints a running server's books on every block."""
+"""`blockyard ledger`: prints a running server's books on every block, once or as they change."""
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
-from blockyard.cluster.cli_errors import reported_errors
+from blockyard.cluster.cli_errors import EXIT_FAILED, fail, reported_errors
 
-__all__ = ["ledger", "ledger_object", "show_ledger"]
+__all__ = ["ledger", "ledger_object"]
 
 
 def ledger(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object; with --watch one on each line."),
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the books as they change, until Ctrl-C.")
+    ] = False,
+    interval: Annotated[
+        float,
+        typer.Option(help="Seconds between two looks at the books.", min=0.1, max=3600.0),
+    ] = 1.0,
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit",
+            help="Prove the books: walks every request and block once. Exit code 1 if they do not "
+            "add up.",
+        ),
+    ] = False,
     address: Annotated[
         str | None,
         typer.Option(
@@ -21,64 +40,55 @@ def ledger(
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds until the answer must be there.", min=0.001)
+        float,
+        typer.Option(help="Seconds until the answer must be there; none with --watch.", min=0.001),
     ] = 30.0,
 ) -> None:
-    """Show where every block and token slot is, and how many requests run and wait."""
+    """Show where every block and token slot is, what is wasted, and who runs and waits."""
     from blockyard.cluster.client import BlockingClient, server_address
+    from blockyard.cluster.ledger_text import show_ledger, show_ledgers
 
+    if watch and audit:
+        raise fail("--audit proves the books once; leave out --watch", 2)
     where = server_address(address)
-    with reported_errors(where):
-        with BlockingClient(where, timeout) as client:
-            response = client.ledger()
+    with reported_errors(where), BlockingClient(where, timeout) as client:
+        if watch:
+            responses = client.watch_ledger(interval)
+            if as_json:
+                _print_lines(responses)
+            else:
+                show_ledgers(responses)
+            return
+        response = client.ledger(audit)
         if as_json:
             typer.echo(json.dumps(ledger_object(response)))
         else:
             show_ledger(response)
+        if any(group.audit for group in response.groups):
+            raise typer.Exit(EXIT_FAILED)
 
 
 def ledger_object(response: Any) -> dict[str, object]:
-    """A `LedgerResponse` as plain values, zeros included; later versions only add keys."""
+    """A `LedgerResponse` as plain values, zeros included; later versions only add keys.
+
+    What the server does not know is None.
+    """
     return {"groups": [_fields(group) for group in response.groups]}
 
 
-def show_ledger(response: Any) -> None:
-    """Print a `LedgerResponse` as a table: a row for each count, a column for each group."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    if not response.groups:
-        console.print("no groups are up")
-        return
-    table = Table(title="where every block and token slot is", title_justify="left")
-    table.add_column("")
-    for group in response.groups:
-        table.add_column(group.group_id, justify="right")
-    for part in ("blocks", "slots", "requests"):
-        for field in getattr(response.groups[0], part).DESCRIPTOR.fields:
-            counts = [getattr(getattr(group, part), field.name) for group in response.groups]
-            table.add_row(
-                f"{part}: {field.name.replace('_', ' ')}", *(f"{count:,}" for count in counts)
-            )
-        table.add_section()
-    table.add_row("steps", *(f"{group.step:,}" for group in response.groups))
-    table.add_row("preemptions", *(f"{group.preemptions:,}" for group in response.groups))
-    console.print(table)
-    for group in response.groups:
-        console.print(
-            f"{group.group_id}: {group.model} on {group.device} in {group.dtype}, "
-            f"{group.block_size} token slots in a block",
-            highlight=False,
-        )
+def _print_lines(responses: Iterator[Any]) -> None:
+    for response in responses:
+        print(json.dumps(ledger_object(response)), flush=True)
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    return {
-        field.name: (
-            _fields(getattr(message, field.name))
-            if field.message_type is not None
-            else getattr(message, field.name)
-        )
-        for field in message.DESCRIPTOR.fields
-    }
+    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _value(message: Any, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        return [_fields(entry) for entry in value] if field.message_type else list(value)
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _fields(value) if field.message_type is not None else value

@@ -150,8 +150,8 @@ def demo(
     port = _free_port()
     config = _configure(model, None, {"grpc_port": port, "num_blocks": blocks})
     with _running(config, None) as deployment:
-        from blockyard.cluster.cli_ledger import show_ledger
         from blockyard.cluster.client import BlockingClient, Settings, build_request
+        from blockyard.cluster.ledger_text import show_ledger
 
         address = f"{config.grpc_host}:{port}"
         request = build_request(

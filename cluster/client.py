@@ -6,13 +6,13 @@ words. Units: seconds, tokens.
 
 import os
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import grpc
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
 
+from blockyard.cluster.client_error import ServerError, server_error
 from blockyard.protos import cluster_pb2, generation_pb2
 from blockyard.protos.generation_pb2 import GenerateRequest
 
@@ -31,25 +31,9 @@ ADDRESS_VARIABLE = "BLOCKYARD_ADDRESS"
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-_DETAILS_KEY = "grpc-status-details-bin"
-
-
-class ServerError(Exception):
-    """A call failed.
-
-    Attributes:
-        code: gRPC's name of the status, such as `INVALID_ARGUMENT`.
-        message: the server's words.
-        field: the request's field at fault, or empty.
-        reached: whether a Blockyard server answered at all.
-    """
-
-    def __init__(self, code: str, message: str, field: str, reached: bool) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-        self.message = message
-        self.field = field
-        self.reached = reached
+_GENERATE_STREAM = "/blockyard.v1.Generation/GenerateStream"
+_GET_LEDGER = "/blockyard.v1.Cluster/GetLedger"
+_WATCH_LEDGER = "/blockyard.v1.Cluster/WatchLedger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,27 +125,29 @@ class GenerationClient:
         self, request: GenerateRequest
     ) -> AsyncGenerator[generation_pb2.GenerateChunk, None]:
         """The answer in pieces; closing the generator cancels the request. Raises `ServerError`."""
-        call = self._channel.unary_stream(
-            "/blockyard.v1.Generation/GenerateStream",
-            request_serializer=GenerateRequest.SerializeToString,
-            response_deserializer=generation_pb2.GenerateChunk.FromString,
-        )(request, timeout=self._timeout_seconds)
-        try:
-            async for chunk in call:
+        call = _open_stream(self._channel, _GENERATE_STREAM, request, generation_pb2.GenerateChunk)(
+            request, timeout=self._timeout_seconds
+        )
+        async with aclosing(_read_stream(call)) as chunks:
+            async for chunk in chunks:
                 yield chunk
-        except grpc.RpcError as error:
-            raise _server_error(error) from None
-        finally:
-            call.cancel()
 
-    async def ledger(self) -> cluster_pb2.LedgerResponse:
-        """The books of every group. Raises `ServerError`."""
+    async def ledger(self, audit: bool = False) -> cluster_pb2.LedgerResponse:
+        """The books of every group, proved with `audit`. Raises `ServerError`."""
         response: cluster_pb2.LedgerResponse = await self._unary(
-            "/blockyard.v1.Cluster/GetLedger",
-            cluster_pb2.GetLedgerRequest(),
-            cluster_pb2.LedgerResponse,
+            _GET_LEDGER, cluster_pb2.GetLedgerRequest(audit=audit), cluster_pb2.LedgerResponse
         )
         return response
+
+    async def watch_ledger(
+        self, interval_seconds: float | None = None, heartbeat_seconds: float | None = None
+    ) -> AsyncGenerator[cluster_pb2.LedgerResponse, None]:
+        """The books now and as they change, without a time limit. Raises `ServerError`."""
+        request = _watch_request(interval_seconds, heartbeat_seconds)
+        call = _open_stream(self._channel, _WATCH_LEDGER, request, cluster_pb2.LedgerResponse)
+        async with aclosing(_read_stream(call(request))) as books:
+            async for response in books:
+                yield response
 
     async def model(self, name: str = "") -> cluster_pb2.ModelResponse:
         """Facts of a model; of the default one without a name. Raises `ServerError`."""
@@ -181,7 +167,7 @@ class GenerationClient:
         try:
             return await call(request, timeout=self._timeout_seconds)
         except grpc.RpcError as error:
-            raise _server_error(error) from None
+            raise server_error(error) from None
 
 
 class BlockingClient:
@@ -204,32 +190,69 @@ class BlockingClient:
         self, request: GenerateRequest
     ) -> Generator[generation_pb2.GenerateChunk, None, None]:
         """The answer in pieces; closing the generator cancels the request. Raises `ServerError`."""
-        call = self._channel.unary_stream(
-            "/blockyard.v1.Generation/GenerateStream",
-            request_serializer=GenerateRequest.SerializeToString,
-            response_deserializer=generation_pb2.GenerateChunk.FromString,
-        )(request, timeout=self._timeout_seconds)
-        try:
-            yield from call
-        except grpc.RpcError as error:
-            raise _server_error(error) from None
-        finally:
-            call.cancel()
+        call = _open_stream(self._channel, _GENERATE_STREAM, request, generation_pb2.GenerateChunk)(
+            request, timeout=self._timeout_seconds
+        )
+        yield from _read_blocking_stream(call)
 
-    def ledger(self) -> cluster_pb2.LedgerResponse:
-        """The books of every group. Raises `ServerError`."""
+    def ledger(self, audit: bool = False) -> cluster_pb2.LedgerResponse:
+        """The books of every group, proved with `audit`. Raises `ServerError`."""
         call = self._channel.unary_unary(
-            "/blockyard.v1.Cluster/GetLedger",
+            _GET_LEDGER,
             request_serializer=cluster_pb2.GetLedgerRequest.SerializeToString,
             response_deserializer=cluster_pb2.LedgerResponse.FromString,
         )
         try:
             response: cluster_pb2.LedgerResponse = call(
-                cluster_pb2.GetLedgerRequest(), timeout=self._timeout_seconds
+                cluster_pb2.GetLedgerRequest(audit=audit), timeout=self._timeout_seconds
             )
         except grpc.RpcError as error:
-            raise _server_error(error) from None
+            raise server_error(error) from None
         return response
+
+    def watch_ledger(
+        self, interval_seconds: float | None = None, heartbeat_seconds: float | None = None
+    ) -> Generator[cluster_pb2.LedgerResponse, None, None]:
+        """The books now and as they change, without a time limit. Raises `ServerError`."""
+        request = _watch_request(interval_seconds, heartbeat_seconds)
+        call = _open_stream(self._channel, _WATCH_LEDGER, request, cluster_pb2.LedgerResponse)
+        yield from _read_blocking_stream(call(request))
+
+
+def _watch_request(
+    interval_seconds: float | None, heartbeat_seconds: float | None
+) -> cluster_pb2.WatchLedgerRequest:
+    return cluster_pb2.WatchLedgerRequest(
+        interval_seconds=interval_seconds, heartbeat_seconds=heartbeat_seconds
+    )
+
+
+def _open_stream(channel: Any, method: str, request: Any, response_type: Any) -> Any:
+    return channel.unary_stream(
+        method,
+        request_serializer=type(request).SerializeToString,
+        response_deserializer=response_type.FromString,
+    )
+
+
+async def _read_stream(call: Any) -> AsyncGenerator[Any, None]:
+    """What comes, until it ends; closing it cancels the call."""
+    try:
+        async for message in call:
+            yield message
+    except grpc.RpcError as error:
+        raise server_error(error) from None
+    finally:
+        call.cancel()
+
+
+def _read_blocking_stream(call: Any) -> Generator[Any, None, None]:
+    try:
+        yield from call
+    except grpc.RpcError as error:
+        raise server_error(error) from None
+    finally:
+        call.cancel()
 
 
 def _channel_options() -> list[tuple[str, int]]:
@@ -238,28 +261,3 @@ def _channel_options() -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.enable_http_proxy", 0),
     ]
-
-
-def _server_error(error: Any) -> ServerError:
-    code = error.code()
-    trailing = error.trailing_metadata() or ()
-    details = next((value for key, value in trailing if key == _DETAILS_KEY), None)
-    name = code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"
-    # Whoever fails to connect is told so by the library on this side, without server metadata.
-    reached = details is not None or code is not grpc.StatusCode.UNAVAILABLE
-    return ServerError(name, error.details() or name, _field_of(details), reached)
-
-
-def _field_of(details: bytes | None) -> str:
-    status = status_pb2.Status()
-    if details is None:
-        return ""
-    try:
-        status.ParseFromString(details)
-    except DecodeError:
-        return ""
-    bad_request = error_details_pb2.BadRequest()
-    for detail in status.details:
-        if detail.Unpack(bad_request) and bad_request.field_violations:
-            return str(bad_request.field_violations[0].field)
-    return ""

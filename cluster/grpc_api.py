@@ -16,12 +16,14 @@ from grpc_health.v1 import health_pb2
 from blockyard.cluster.api_error import ApiCode, ApiError, from_refusal
 from blockyard.cluster.dispatch import Dispatcher, GroupReport
 from blockyard.cluster.generation import GenerationService, find_model, unexpected_error
+from blockyard.cluster.ledger_message import ledger_message
+from blockyard.cluster.ledger_watch import LedgerWatches
 from blockyard.cluster.malformed_message import MalformedMessage
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import cluster_pb2, generation_pb2
 from blockyard.scheduler.request import RequestRefused
 
-__all__ = ["SERVED_SERVICES", "ClusterApi", "GenerationApi", "HealthApi", "ledger_message"]
+__all__ = ["SERVED_SERVICES", "ClusterApi", "GenerationApi", "HealthApi"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,14 +68,25 @@ class ClusterApi:
     def __init__(self, dispatcher: Dispatcher, tokenizers: Mapping[str, ModelTokenizer]) -> None:
         self._dispatcher = dispatcher
         self._tokenizers = tokenizers
+        self._watches = LedgerWatches(self._ledger)
 
     async def get_ledger(
         self, request: cluster_pb2.GetLedgerRequest | MalformedMessage
     ) -> cluster_pb2.LedgerResponse:
         """The books of every group. Raises `ApiError`."""
-        _well_formed(request)
-        reports = await self._reports()
-        return cluster_pb2.LedgerResponse(groups=[ledger_message(report) for report in reports])
+        return await self._ledger(audit=_well_formed(request).audit, memory=True)
+
+    async def watch_ledger(
+        self, request: cluster_pb2.WatchLedgerRequest | MalformedMessage
+    ) -> AsyncGenerator[cluster_pb2.LedgerResponse, None]:
+        """The books now and again as they change, until the client leaves. Raises `ApiError`."""
+        async with aclosing(self._watches.watch(_well_formed(request))) as messages:
+            async for message in messages:
+                yield message
+
+    def end_watches(self) -> None:
+        """Let every stream of the books end, now and from now on."""
+        self._watches.end()
 
     async def get_model(
         self, request: cluster_pb2.GetModelRequest | MalformedMessage
@@ -95,42 +108,19 @@ class ClusterApi:
                 break
         return response
 
-    async def _reports(self) -> tuple[GroupReport, ...]:
+    async def _ledger(
+        self, audit: bool = False, memory: bool = False
+    ) -> cluster_pb2.LedgerResponse:
+        reports = await self._reports(audit, memory)
+        return cluster_pb2.LedgerResponse(groups=[ledger_message(report) for report in reports])
+
+    async def _reports(self, audit: bool = False, memory: bool = False) -> tuple[GroupReport, ...]:
         try:
-            return await self._dispatcher.reports()
+            return await self._dispatcher.reports(audit, memory)
         except RequestRefused as refusal:
             raise from_refusal(refusal) from None
         except Exception as error:
             raise unexpected_error(error, "a call for the books") from error
-
-
-def ledger_message(report: GroupReport) -> cluster_pb2.GroupLedger:
-    """One group's books as a message."""
-    ledger = report.ledger
-    blocks, slots, requests = ledger.blocks, ledger.slots, ledger.requests
-    return cluster_pb2.GroupLedger(
-        blocks=cluster_pb2.BlockCounts(
-            total=blocks.total,
-            free=blocks.free,
-            cached=blocks.cached,
-            active=blocks.active,
-            fenced=blocks.fenced,
-        ),
-        slots=cluster_pb2.SlotCounts(
-            filled=slots.filled, promised=slots.promised, empty_tail=slots.empty_tail
-        ),
-        requests=cluster_pb2.RequestCounts(
-            running=requests.running, waiting=requests.waiting, parked=requests.parked
-        ),
-        block_size=ledger.block_size,
-        step=ledger.step,
-        preemptions=ledger.preemptions,
-        stalled_steps=ledger.stalled_steps,
-        group_id=report.group_id,
-        model=report.model,
-        device=report.device,
-        dtype=report.dtype,
-    )
 
 
 class HealthApi:

@@ -63,7 +63,8 @@ class GrpcFront:
         generation = GenerationApi(GenerationService(dispatcher, tokenizers))
         self._server = grpc.aio.server(options=server_options())
         add_generation_to_server(_GenerationServicer(generation), self._server)
-        add_cluster_to_server(_ClusterServicer(ClusterApi(dispatcher, tokenizers)), self._server)
+        self._cluster = ClusterApi(dispatcher, tokenizers)
+        add_cluster_to_server(_ClusterServicer(self._cluster), self._server)
         add_health_to_server(
             _HealthServicer(HealthApi(dispatcher, health_watch_interval_seconds)), self._server
         )
@@ -86,6 +87,7 @@ class GrpcFront:
 
     async def stop(self, grace_seconds: float | None) -> None:
         """Take no new calls; give those under way so long, then cancel them."""
+        self._cluster.end_watches()  # they would go on for the whole of the grace
         await self._server.stop(grace_seconds)
 
     async def wait(self) -> None:
@@ -110,6 +112,9 @@ class _ClusterServicer:
 
     async def GetLedger(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.get_ledger(request), context)
+
+    async def WatchLedger(self, request: Any, context: Any) -> None:
+        await _answer_stream(self._api.watch_ledger(request), context)
 
     async def GetModel(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.get_model(request), context)

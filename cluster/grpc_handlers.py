@@ -36,6 +36,7 @@ def add_cluster_to_server(servicer: Any, server: Any) -> None:
         service.full_name,
         {
             "GetLedger": _unary(servicer.GetLedger, cluster_pb2.GetLedgerRequest),
+            "WatchLedger": _stream(servicer.WatchLedger, cluster_pb2.WatchLedgerRequest),
             "GetModel": _unary(servicer.GetModel, cluster_pb2.GetModelRequest),
         },
         server,

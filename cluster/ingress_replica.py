@@ -63,6 +63,13 @@ class IngressReplica:
         """`blockyard.v1.Cluster.GetLedger` behind Serve's proxy."""
         return await _answer(self._cluster.get_ledger(request), grpc_context)
 
+    async def WatchLedger(self, request: Any, grpc_context: SettableContext) -> AsyncIterator[Any]:
+        """`blockyard.v1.Cluster.WatchLedger` behind Serve's proxy."""
+        messages = _stream(self._cluster.watch_ledger(request), grpc_context)
+        async with aclosing(messages):
+            async for message in messages:
+                yield message
+
     async def GetModel(self, request: Any, grpc_context: SettableContext) -> Any:
         """`blockyard.v1.Cluster.GetModel` behind Serve's proxy."""
         return await _answer(self._cluster.get_model(request), grpc_context)
@@ -92,6 +99,7 @@ class IngressReplica:
         front: GrpcFront | None = getattr(self, "_front", None)
         if front is None:
             return
+        self._cluster.end_watches()
         await front.stop(self._config.drain_seconds)
         self._link.cancel()
         await asyncio.gather(self._link, return_exceptions=True)

@@ -7,8 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetLedgerRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("audit",)
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    audit: bool
+    def __init__(self, audit: _Optional[bool] = ...) -> None: ...
+
+class WatchLedgerRequest(_message.Message):
+    __slots__ = ("interval_seconds", "heartbeat_seconds")
+    INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    interval_seconds: float
+    heartbeat_seconds: float
+    def __init__(self, interval_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
 
 class LedgerResponse(_message.Message):
     __slots__ = ("groups",)
@@ -17,7 +27,7 @@ class LedgerResponse(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[GroupLedger, _Mapping]]] = ...) -> None: ...
 
 class GroupLedger(_message.Message):
-    __slots__ = ("blocks", "slots", "requests", "block_size", "step", "preemptions", "stalled_steps", "group_id", "model", "device", "dtype")
+    __slots__ = ("blocks", "slots", "requests", "block_size", "step", "preemptions", "stalled_steps", "group_id", "model", "device", "dtype", "tokens", "wastes", "host_blocks", "ranks", "sum", "contiguous", "summary", "audit", "preempted")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +39,15 @@ class GroupLedger(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WASTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    CONTIGUOUS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     blocks: BlockCounts
     slots: SlotCounts
     requests: RequestCounts
@@ -40,7 +59,176 @@ class GroupLedger(_message.Message):
     model: str
     device: str
     dtype: str
-    def __init__(self, blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., slots: _Optional[_Union[SlotCounts, _Mapping]] = ..., requests: _Optional[_Union[RequestCounts, _Mapping]] = ..., block_size: _Optional[int] = ..., step: _Optional[int] = ..., preemptions: _Optional[int] = ..., stalled_steps: _Optional[int] = ..., group_id: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ...) -> None: ...
+    tokens: TokenCounts
+    wastes: Wastes
+    host_blocks: BlockCounts
+    ranks: _containers.RepeatedCompositeFieldContainer[RankBytes]
+    sum: RankBytes
+    contiguous: _containers.RepeatedCompositeFieldContainer[ContiguousServer]
+    summary: str
+    audit: str
+    preempted: PreemptionCounts
+    def __init__(self, blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., slots: _Optional[_Union[SlotCounts, _Mapping]] = ..., requests: _Optional[_Union[RequestCounts, _Mapping]] = ..., block_size: _Optional[int] = ..., step: _Optional[int] = ..., preemptions: _Optional[int] = ..., stalled_steps: _Optional[int] = ..., group_id: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., tokens: _Optional[_Union[TokenCounts, _Mapping]] = ..., wastes: _Optional[_Union[Wastes, _Mapping]] = ..., host_blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankBytes, _Mapping]]] = ..., sum: _Optional[_Union[RankBytes, _Mapping]] = ..., contiguous: _Optional[_Iterable[_Union[ContiguousServer, _Mapping]]] = ..., summary: _Optional[str] = ..., audit: _Optional[str] = ..., preempted: _Optional[_Union[PreemptionCounts, _Mapping]] = ...) -> None: ...
+
+class TokenCounts(_message.Message):
+    __slots__ = ("logical", "physical", "sharing_ratio", "prompt", "prefix_hits", "recomputed", "merged_blocks")
+    LOGICAL_FIELD_NUMBER: _ClassVar[int]
+    PHYSICAL_FIELD_NUMBER: _ClassVar[int]
+    SHARING_RATIO_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
+    MERGED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    logical: int
+    physical: int
+    sharing_ratio: float
+    prompt: int
+    prefix_hits: int
+    recomputed: int
+    merged_blocks: int
+    def __init__(self, logical: _Optional[int] = ..., physical: _Optional[int] = ..., sharing_ratio: _Optional[float] = ..., prompt: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., recomputed: _Optional[int] = ..., merged_blocks: _Optional[int] = ...) -> None: ...
+
+class Wastes(_message.Message):
+    __slots__ = ("filled_percent", "promised_percent", "empty_tail_percent", "external_fragmentation_percent", "pool_filled_percent")
+    FILLED_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_TAIL_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_FRAGMENTATION_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    POOL_FILLED_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    filled_percent: float
+    promised_percent: float
+    empty_tail_percent: float
+    external_fragmentation_percent: float
+    pool_filled_percent: float
+    def __init__(self, filled_percent: _Optional[float] = ..., promised_percent: _Optional[float] = ..., empty_tail_percent: _Optional[float] = ..., external_fragmentation_percent: _Optional[float] = ..., pool_filled_percent: _Optional[float] = ...) -> None: ...
+
+class RankBytes(_message.Message):
+    __slots__ = ("rank", "device", "block_bytes", "blocks", "slots", "host_blocks", "weight_bytes", "activation_bytes", "graph_bytes", "allocator")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATOR_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    device: str
+    block_bytes: int
+    blocks: BlockCounts
+    slots: SlotCounts
+    host_blocks: BlockCounts
+    weight_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    allocator: AllocatorBytes
+    def __init__(self, rank: _Optional[int] = ..., device: _Optional[str] = ..., block_bytes: _Optional[int] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., slots: _Optional[_Union[SlotCounts, _Mapping]] = ..., host_blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., allocator: _Optional[_Union[AllocatorBytes, _Mapping]] = ...) -> None: ...
+
+class AllocatorBytes(_message.Message):
+    __slots__ = ("reserved", "allocated", "slack", "free", "largest_free", "external_fragmentation_percent")
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_FIELD_NUMBER: _ClassVar[int]
+    SLACK_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FREE_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_FRAGMENTATION_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    reserved: int
+    allocated: int
+    slack: int
+    free: int
+    largest_free: int
+    external_fragmentation_percent: float
+    def __init__(self, reserved: _Optional[int] = ..., allocated: _Optional[int] = ..., slack: _Optional[int] = ..., free: _Optional[int] = ..., largest_free: _Optional[int] = ..., external_fragmentation_percent: _Optional[float] = ...) -> None: ...
+
+class ContiguousServer(_message.Message):
+    __slots__ = ("policy", "running", "queued", "peak_running", "delayed", "refused", "evicted", "capacity", "filled", "reservation", "internal", "free", "largest_hole", "holes", "external_fragmentation_percent", "filled_percent", "reservation_percent", "internal_percent", "pool_filled_percent", "behind_seconds", "first_out_of_memory", "first_fragmented")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    PEAK_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    FILLED_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
+    INTERNAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_HOLE_FIELD_NUMBER: _ClassVar[int]
+    HOLES_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_FRAGMENTATION_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    FILLED_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    INTERNAL_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    POOL_FILLED_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FRAGMENTED_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    running: int
+    queued: int
+    peak_running: int
+    delayed: int
+    refused: int
+    evicted: int
+    capacity: int
+    filled: int
+    reservation: int
+    internal: int
+    free: int
+    largest_hole: int
+    holes: int
+    external_fragmentation_percent: float
+    filled_percent: float
+    reservation_percent: float
+    internal_percent: float
+    pool_filled_percent: float
+    behind_seconds: float
+    first_out_of_memory: OutOfMemory
+    first_fragmented: OutOfMemory
+    def __init__(self, policy: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., peak_running: _Optional[int] = ..., delayed: _Optional[int] = ..., refused: _Optional[int] = ..., evicted: _Optional[int] = ..., capacity: _Optional[int] = ..., filled: _Optional[int] = ..., reservation: _Optional[int] = ..., internal: _Optional[int] = ..., free: _Optional[int] = ..., largest_hole: _Optional[int] = ..., holes: _Optional[int] = ..., external_fragmentation_percent: _Optional[float] = ..., filled_percent: _Optional[float] = ..., reservation_percent: _Optional[float] = ..., internal_percent: _Optional[float] = ..., pool_filled_percent: _Optional[float] = ..., behind_seconds: _Optional[float] = ..., first_out_of_memory: _Optional[_Union[OutOfMemory, _Mapping]] = ..., first_fragmented: _Optional[_Union[OutOfMemory, _Mapping]] = ...) -> None: ...
+
+class OutOfMemory(_message.Message):
+    __slots__ = ("after_seconds", "needed", "free", "largest_hole", "reserved_idle", "running", "message")
+    AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_HOLE_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_IDLE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    after_seconds: float
+    needed: int
+    free: int
+    largest_hole: int
+    reserved_idle: int
+    running: int
+    message: str
+    def __init__(self, after_seconds: _Optional[float] = ..., needed: _Optional[int] = ..., free: _Optional[int] = ..., largest_hole: _Optional[int] = ..., reserved_idle: _Optional[int] = ..., running: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class PreemptionCounts(_message.Message):
+    __slots__ = ("swapped", "recomputed", "held", "blocks_out", "blocks_in", "swap_estimated_seconds", "swap_seconds", "recompute_estimated_seconds", "recompute_seconds")
+    SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_OUT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_IN_FIELD_NUMBER: _ClassVar[int]
+    SWAP_ESTIMATED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_ESTIMATED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    swapped: int
+    recomputed: int
+    held: int
+    blocks_out: int
+    blocks_in: int
+    swap_estimated_seconds: float
+    swap_seconds: float
+    recompute_estimated_seconds: float
+    recompute_seconds: float
+    def __init__(self, swapped: _Optional[int] = ..., recomputed: _Optional[int] = ..., held: _Optional[int] = ..., blocks_out: _Optional[int] = ..., blocks_in: _Optional[int] = ..., swap_estimated_seconds: _Optional[float] = ..., swap_seconds: _Optional[float] = ..., recompute_estimated_seconds: _Optional[float] = ..., recompute_seconds: _Optional[float] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
     __slots__ = ("total", "free", "cached", "active", "fenced")

@@ -39,6 +39,11 @@ class ClusterStub:
                 request_serializer=blockyard_dot_protos_dot_cluster__pb2.GetLedgerRequest.SerializeToString,
                 response_deserializer=blockyard_dot_protos_dot_cluster__pb2.LedgerResponse.FromString,
                 _registered_method=True)
+        self.WatchLedger = channel.unary_stream(
+                '/blockyard.v1.Cluster/WatchLedger',
+                request_serializer=blockyard_dot_protos_dot_cluster__pb2.WatchLedgerRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_cluster__pb2.LedgerResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/blockyard.v1.Cluster/GetModel',
                 request_serializer=blockyard_dot_protos_dot_cluster__pb2.GetModelRequest.SerializeToString,
@@ -51,6 +56,13 @@ class ClusterServicer:
 
     def GetLedger(self, request, context):
         """The books of every group, asked for now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchLedger(self, request, context):
+        """The books now, and again whenever they have changed; unchanged ones at each heartbeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,6 +81,11 @@ def add_ClusterServicer_to_server(servicer, server):
             'GetLedger': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLedger,
                     request_deserializer=blockyard_dot_protos_dot_cluster__pb2.GetLedgerRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_cluster__pb2.LedgerResponse.SerializeToString,
+            ),
+            'WatchLedger': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchLedger,
+                    request_deserializer=blockyard_dot_protos_dot_cluster__pb2.WatchLedgerRequest.FromString,
                     response_serializer=blockyard_dot_protos_dot_cluster__pb2.LedgerResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
@@ -103,6 +120,33 @@ class Cluster:
             target,
             '/blockyard.v1.Cluster/GetLedger',
             blockyard_dot_protos_dot_cluster__pb2.GetLedgerRequest.SerializeToString,
+            blockyard_dot_protos_dot_cluster__pb2.LedgerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchLedger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/blockyard.v1.Cluster/WatchLedger',
+            blockyard_dot_protos_dot_cluster__pb2.WatchLedgerRequest.SerializeToString,
             blockyard_dot_protos_dot_cluster__pb2.LedgerResponse.FromString,
             options,
             channel_credentials,

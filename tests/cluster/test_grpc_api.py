@@ -67,7 +67,7 @@ class TestCluster:
         failure: Exception,
         code: ApiCode,
     ) -> None:
-        async def reports() -> tuple[()]:
+        async def reports(audit: bool, memory: bool) -> tuple[()]:
             raise failure
 
         dispatcher.reports = reports

@@ -5,6 +5,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -101,8 +102,14 @@ class Stack:
         await central.close()
 
     async def add_group(
-        self, num_blocks: int = 64, ranks: int = 1, block_size: int = 4, max_running: int = 16
+        self,
+        num_blocks: int = 64,
+        ranks: int = 1,
+        block_size: int = 4,
+        max_running: int = 16,
+        **told: Any,
     ) -> StackGroup:
+        """One more group; `told` goes on to `EngineServer.start`."""
         workers = []
         hosts = []
         for rank in range(ranks):
@@ -121,7 +128,7 @@ class Stack:
             num_blocks,
         )
         changed = asyncio.Event()
-        server = await EngineServer.start(scheduler, group, "127.0.0.1", changed.set)
+        server = await EngineServer.start(scheduler, group, "127.0.0.1", changed.set, **told)
         endpoint = server.endpoint
         identity = GroupIdentity(
             f"group-{len(self.groups)}",
