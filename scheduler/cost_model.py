@@ -28,6 +28,9 @@ _LARGEST_DECODE_SHARE = 0.75
 
 _STEPS_REMEMBERED = 32
 
+_KEPT_A_STEP = 0.999
+"""Without a copy, what is known of the link fades by half in about 700 steps."""
+
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
@@ -72,18 +75,33 @@ class CostModel:
 
 
 class _Rate:
-    """Amount over seconds, weighted by amount, over about the last `window`."""
+    """Amount over seconds, weighted by amount, over about the last `window`.
+
+    What was measured beforehand stands in for what is missing of a quarter of the window.
+    """
 
     def __init__(self, start: float, window: float) -> None:
+        self._start = start
         self._window = window
-        # What was measured beforehand counts as much as a quarter of the window.
-        self._amount = window / 4 if start > 0 else 0.0
-        self._seconds = self._amount / start if start > 0 else 0.0
+        self._amount = 0.0
+        self._seconds = 0.0
 
     @property
     def value(self) -> float:
         """Amount in a second; 0 while nothing is known."""
-        return self._amount / self._seconds if self._seconds else 0.0
+        missing = max(0.0, self._window / 4 - self._amount) if self._start > 0 else 0.0
+        if not missing:
+            return self._amount / self._seconds if self._seconds else 0.0
+        return (self._amount + missing) / (self._seconds + missing / self._start)
+
+    def rest(self) -> None:
+        """A step has passed: what was observed counts a little less, if there is anything else.
+
+        Else a rate that was bad once would stay so for ever, because nobody would try it again.
+        """
+        if self._start > 0:
+            self._amount *= _KEPT_A_STEP
+            self._seconds *= _KEPT_A_STEP
 
     def observe(self, amount: float, seconds: float) -> None:
         """Add one measurement; a wild one is drawn in, so that one hiccup moves little."""
@@ -92,7 +110,7 @@ class _Rate:
             usual = amount / known
             seconds = min(max(seconds, usual / _LARGEST_JUMP), usual * _LARGEST_JUMP)
         # One huge measurement must not outweigh everything before it either.
-        share = min(1.0, self._window / 4 / amount)
+        share = min(1.0, self._window / 8 / amount)
         self._amount += amount * share
         self._seconds += seconds * share
         if self._amount > self._window:
@@ -128,6 +146,7 @@ class RateMeter:
         """
         if prefill_tokens + decode_tokens < 1 or not _is_time(seconds):
             return
+        self._link.rest()
         self._step_seconds = _moved(self._step_seconds, seconds)
         if not prefill_tokens:
             self._decode_seconds = _moved(self._decode_seconds, seconds)

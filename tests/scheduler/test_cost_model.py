@@ -96,3 +96,22 @@ def test_the_usual_step_is_learned_for_the_cover_it_gives() -> None:
     meter.observe_step(0, 64, 30.0)
     assert meter.model().step_seconds == pytest.approx(0.01, rel=0.1)
     assert meter.model().swap_seconds(5) == pytest.approx(0.005)
+
+
+def test_a_link_that_was_slow_once_is_tried_again() -> None:
+    """Who never swaps never measures; so what is long past gives way to the measurement at load."""
+    meter = RateMeter(BLOCK_BYTES, 20_000.0, 10e9)
+    for _ in range(100):
+        meter.observe_copy(16, 16 * BLOCK_BYTES / 0.5e9)
+    assert meter.model().link_bytes_per_second < 0.6e9
+    for _ in range(8000):
+        meter.observe_step(0, 64, 0.01)
+    assert meter.model().link_bytes_per_second > 9e9
+
+
+def test_a_link_that_was_never_measured_at_load_is_not_forgotten() -> None:
+    meter = RateMeter(BLOCK_BYTES)
+    meter.observe_copy(16, 16 * BLOCK_BYTES / 0.5e9)
+    for _ in range(8000):
+        meter.observe_step(0, 64, 0.01)
+    assert meter.model().link_bytes_per_second == pytest.approx(0.5e9)
