@@ -82,6 +82,18 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option(help="Most requests that queue in a group before refusals.", min=1)
     ] = 4096,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Offer the books to Prometheus at /metrics on this port.",
+            show_default="off",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address to listen on for Prometheus.")
+    ] = "127.0.0.1",
     serve_grpc_port: Annotated[
         int | None,
         typer.Option(
@@ -119,6 +131,8 @@ def serve(
         "max_running": max_running,
         "max_step_tokens": max_step_tokens,
         "max_waiting": max_waiting,
+        "metrics_host": metrics_host,
+        "metrics_port": metrics_port,
         "serve_grpc_port": serve_grpc_port,
         "drain_seconds": drain_seconds,
     }
@@ -205,7 +219,9 @@ def _configure(name: str, ray_address: str | None, values: dict[str, object]) ->
 @contextmanager
 def _running(config: "ServeConfig", ray_address: str | None) -> "Iterator[Deployment]":
     """Bring the deployment up with a progress line, and take it down again."""
-    _check_port(config.grpc_host, config.grpc_port)
+    _check_port(config.grpc_host, config.grpc_port, "--port")
+    if config.metrics_port is not None:
+        _check_port(config.metrics_host, config.metrics_port, "--metrics-port")
     signal.signal(signal.SIGTERM, _exit_cleanly)
     from blockyard.cluster.cli_progress import StageProgress
     from blockyard.cluster.runtime import StartFailed, deploy, ray_cluster
@@ -230,7 +246,7 @@ def _exit_cleanly(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _check_port(host: str, port: int) -> None:
+def _check_port(host: str, port: int, option: str) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -238,7 +254,7 @@ def _check_port(host: str, port: int) -> None:
         except OSError as error:
             raise fail(
                 f"cannot listen on {host}:{port} ({error.strerror}); "
-                "stop what runs there or choose another --port"
+                f"stop what runs there or choose another {option}"
             ) from None
 
 

@@ -29,6 +29,8 @@ class ServeConfig:
         grpc_host, grpc_port: where each ingress listens for clients.
         wire_host: address that engines, workers and the central scheduler listen on for one
             another; None means each node's own address in the cluster.
+        metrics_host, metrics_port: where the ingress offers Prometheus metrics; a port of None
+            turns them off.
         serve_grpc_port: port of Ray Serve's own gRPC proxy; None leaves the proxy off.
         drain_seconds: most time for live requests to end at shutdown.
         stall_seconds: a group that has work but finished no step for so long is unhealthy.
@@ -50,6 +52,8 @@ class ServeConfig:
     num_ranks: int = 1
     grpc_host: str = LOOPBACK
     grpc_port: int = DEFAULT_GRPC_PORT
+    metrics_host: str = LOOPBACK
+    metrics_port: int | None = None
     wire_host: str | None = None
     serve_grpc_port: int | None = None
     drain_seconds: float = 30.0

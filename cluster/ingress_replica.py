@@ -21,6 +21,7 @@ from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.grpc_front import GrpcFront
 from blockyard.cluster.grpc_status import SettableContext, set_status
 from blockyard.cluster.ingress import ClusterDispatcher
+from blockyard.cluster.metrics_endpoint import MetricsEndpoint
 from blockyard.cluster.tokenizer import load_tokenizer
 
 __all__ = ["IngressReplica"]
@@ -42,9 +43,13 @@ class IngressReplica:
         self._generation = GenerationApi(GenerationService(self._dispatcher, tokenizers))
         self._cluster = ClusterApi(self._dispatcher, tokenizers)
         self._health = HealthApi(self._dispatcher)
+        self._metrics: MetricsEndpoint | None = None
         self._front = GrpcFront(self._dispatcher, tokenizers)
         port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}")
         logger.info("the ingress listens on port %d", port)
+        if config.metrics_port is not None:
+            self._metrics = MetricsEndpoint(self._dispatcher)
+            await self._metrics.start(config.metrics_host, config.metrics_port)
 
     async def Generate(self, request: Any, grpc_context: SettableContext) -> Any:
         """`blockyard.v1.Generation.Generate` behind Serve's proxy."""
@@ -101,6 +106,8 @@ class IngressReplica:
             return
         self._cluster.end_watches()
         await front.stop(self._config.drain_seconds)
+        if self._metrics is not None:
+            await self._metrics.stop()
         self._link.cancel()
         await asyncio.gather(self._link, return_exceptions=True)
         await self._dispatcher.close()

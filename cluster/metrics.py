@@ -1,0 +1,63 @@
+"""The books as Prometheus metrics, made from reports at the moment of a scrape.
+
+Nothing is registered globally and nothing is kept between scrapes. What there is to tell is in
+`metric_specs.py`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from blockyard.cluster.dispatch import GroupReport
+from blockyard.cluster.metric_specs import METRICS, MetricSpec, RankReport
+
+__all__ = ["encode_reports"]
+
+
+def encode_reports(reports: Sequence[GroupReport], accept: str) -> tuple[bytes, str]:
+    """The metrics in the format that a scraper's `Accept` header asks for, and its name."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Reports(reports))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+class _Reports(Collector):
+    def __init__(self, reports: Sequence[GroupReport]) -> None:
+        self._reports = reports
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in METRICS:
+            kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
+            family: Any = kind(metric.name, metric.help, labels=metric.labels)
+            for names, subject in _subjects(metric, self._reports):
+                for values, number in metric.read(subject):
+                    family.add_metric([*names, *values], number)
+            yield family
+
+
+def _subjects(
+    metric: MetricSpec, reports: Sequence[GroupReport]
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for report in reports:
+        group = report.group_id
+        if metric.labels[1:2] == ("rank",):
+            for rank in _ranks(report):
+                yield (group, str(rank.facts.rank)), rank
+        elif metric.labels[1:2] == ("policy",):
+            for policy in report.books.shadow:
+                yield (group, policy.books.policy), policy
+        else:
+            yield (group,), report
+
+
+def _ranks(report: GroupReport) -> Iterator[RankReport]:
+    facts, allocators = report.books.facts, report.books.allocators
+    for index, rank in enumerate(facts.ranks if facts is not None else ()):
+        yield RankReport(
+            report.ledger, rank, allocators[index] if index < len(allocators) else None
+        )

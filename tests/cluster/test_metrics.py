@@ -1,0 +1,220 @@
+"""What a scraper gets: every metric, from the books of the moment, and nothing that can hang."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from blockyard.cluster.group_books import facts_of
+from blockyard.cluster.metric_specs import METRICS
+from blockyard.cluster.metrics import encode_reports
+from blockyard.cluster.metrics_endpoint import MetricsEndpoint
+from blockyard.scheduler.shadow import ContiguousShadow
+from blockyard.workers.config import AllocatorMemory, WorkerProfile
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+
+
+@pytest.fixture
+def full(report: Any) -> Any:
+    """A report with everything that can be told."""
+    shadow = ContiguousShadow(160, 64)
+    for number in range(4):
+        shadow.arrive(f"r{number}", 10, 20, float(number))
+    profiles = [
+        WorkerProfile(10, 1600, 7000, 300, "cuda", "bfloat16"),
+        WorkerProfile(10, 800, 5000, 200, "cuda", "bfloat16"),
+    ]
+    books = replace(
+        report.books,
+        shadow=shadow.report(4.0),
+        facts=facts_of(profiles),
+        allocators=(AllocatorMemory(900, 600, 300, 60), None),
+    )
+    return replace(report, books=books)
+
+
+def samples_of(*reports: Any) -> dict[tuple[str, ...], float]:
+    """Values by name and labels, `blockyard_` left out."""
+    text = encode_reports(reports, "")[0].decode()
+    return {
+        (sample.name.removeprefix("blockyard_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_values_are_those_of_the_books(full: Any) -> None:
+    samples = samples_of(full)
+    group = "group-0"
+    assert samples["blocks", group, "cached"] == 1
+    assert ("blocks", group, "total") not in samples  # a sum over states must not count twice
+    assert sum(v for k, v in samples.items() if k[0] == "blocks") == 10
+    assert sum(v for k, v in samples.items() if k[:3] == ("block_bytes", group, "1")) == 8000
+    assert samples["block_bytes", group, "0", "active"] == 4800
+    assert samples["slot_bytes", group, "1", "filled"] == 40 * 50
+    assert samples["slots", group, "empty_tail"] == 6
+    assert samples["requests", group, "waiting"] == 1
+    assert samples["waste_ratio", group, "internal"] == 6 / 48
+    assert samples["waste_ratio", group, "external"] == 0
+    assert samples["filled_ratio", group] == 40 / 48
+    assert samples["pool_filled_ratio", group] == 40 / 160
+    assert samples["steps_total", group] == 77
+    assert samples["preemptions_total", group] == 3
+    assert samples["memory_bytes", group, "1", "weights"] == 5000
+    assert samples["memory_bytes", group, "0", "kv_blocks"] == 16_000
+    assert samples["allocator_bytes", group, "0", "slack"] == 300
+    assert samples["allocator_fragmentation_ratio", group, "0"] == 0.8
+    assert ("allocator_fragmentation_ratio", group, "1") not in samples
+    assert samples["contiguous_requests", group, "max_seq_len", "running"] == 2
+    assert samples["contiguous_requests", group, "max_seq_len", "queued"] == 2
+    assert samples["contiguous_requests", group, "pow2", "running"] == 4
+    contiguous = [v for k, v in samples.items() if k[:3] == ("contiguous_slots", group, "pow2")]
+    assert sum(contiguous) == 160
+
+
+def test_every_metric_has_a_value_when_all_is_known(full: Any) -> None:
+    told = {name for name, *_ in samples_of(full)}
+    assert told == {metric.name.removeprefix("blockyard_") for metric in METRICS}
+
+
+def test_what_is_not_known_is_left_out(report: Any) -> None:
+    told = {name for name, *_ in samples_of(report)}
+    assert "blocks" in told
+    assert not told & {"memory_bytes", "block_bytes", "contiguous_slots", "allocator_bytes"}
+    assert samples_of() == {}
+
+
+def test_nothing_is_in_the_global_registry(full: Any) -> None:
+    samples_of(full)
+    assert not [family for family in REGISTRY.collect() if family.name.startswith("blockyard")]
+
+
+def test_the_page_lists_every_metric_with_its_labels() -> None:
+    rows = re.findall(r"^\| `(blockyard_\w+)` \| ([\w, ]+) \| (.+) \|$", DOCS.read_text(), re.M)
+    listed = {name: tuple(labels.split(", ")) for name, labels, _ in rows}
+    assert listed == {metric.name: metric.labels for metric in METRICS}
+    assert len(rows) == len(METRICS)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_the_page_names_every_value_of_a_label(metric: Any, full: Any) -> None:
+    row = next(line for line in DOCS.read_text().splitlines() if f"`{metric.name}`" in line)
+    scoped = 2 if metric.labels[1:2] in (("rank",), ("policy",)) else 1
+    if len(metric.labels) == scoped or metric.name == "blockyard_group_info":
+        return
+    name = metric.name.removeprefix("blockyard_")
+    values = {key[-1] for key in samples_of(full) if key[0] == name}
+    if metric.name not in ("blockyard_block_bytes", "blockyard_slot_bytes"):
+        assert {value for value in values if f"`{value}`" not in row} == set()
+
+
+class TestEndpoint:
+    @pytest.fixture
+    async def endpoint(self, dispatcher: Any) -> AsyncIterator[MetricsEndpoint]:
+        endpoint = MetricsEndpoint(dispatcher, report_seconds=0.5)
+        self.port = await endpoint.start("127.0.0.1", 0)
+        yield endpoint
+        await endpoint.stop()
+
+    async def ask(self, head: bytes) -> tuple[str, str]:
+        """The status line and the body."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(head)
+            async with asyncio.timeout(20):
+                answer = (await reader.read()).decode()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+        status, _, rest = answer.partition("\r\n")
+        return status, rest.partition("\r\n\r\n")[2]
+
+    async def test_a_scrape_gets_the_books_of_the_moment(
+        self, endpoint: MetricsEndpoint, dispatcher: Any, report: Any
+    ) -> None:
+        status, body = await self.ask(b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status == "HTTP/1.1 200 OK"
+        assert 'blockyard_steps_total{group="group-0"} 77.0' in body
+        assert dispatcher.asked == [(False, True)]
+        later = replace(report.books, ledger=replace(report.ledger, step=78))
+        dispatcher.books = (replace(report, books=later),)
+        _, body = await self.ask(
+            b"GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text; version=1.0.0\r\n\r\n"
+        )
+        assert 'blockyard_steps_total{group="group-0"} 78.0' in body
+        assert body.endswith("# EOF\n")
+
+    @pytest.mark.parametrize(
+        ("head", "status"),
+        [
+            (b"GET / HTTP/1.1\r\n\r\n", "404 Not Found"),
+            (b"GET /metrics/x HTTP/1.1\r\n\r\n", "404 Not Found"),
+            (b"POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed"),
+            (b"\xff\xfe\r\n\r\n", "405 Method Not Allowed"),
+        ],
+    )
+    async def test_anything_else_is_told_so(
+        self, endpoint: MetricsEndpoint, head: bytes, status: str
+    ) -> None:
+        assert (await self.ask(head))[0] == f"HTTP/1.1 {status}"
+
+    async def test_head_has_no_body(self, endpoint: MetricsEndpoint) -> None:
+        assert await self.ask(b"HEAD /metrics HTTP/1.1\r\n\r\n") == ("HTTP/1.1 200 OK", "")
+
+    async def test_books_that_do_not_come_fail_the_scrape_and_not_the_next(
+        self, endpoint: MetricsEndpoint, dispatcher: Any, report: Any
+    ) -> None:
+        hanging = True
+
+        async def reports(audit: bool = False, memory: bool = False) -> Any:
+            if hanging:
+                await asyncio.Event().wait()
+            return (report,)
+
+        dispatcher.reports = reports
+        head = b"GET /metrics HTTP/1.1\r\n\r\n"
+        # The second waits for the first, and no longer than its own time.
+        answers = await asyncio.gather(self.ask(head), self.ask(head))
+        assert [status for status, _ in answers] == ["HTTP/1.1 503 Service Unavailable"] * 2
+        hanging = False
+        assert (await self.ask(head))[0] == "HTTP/1.1 200 OK"
+
+    async def test_a_failure_is_not_shown_to_the_scraper(
+        self, endpoint: MetricsEndpoint, dispatcher: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def reports(audit: bool = False, memory: bool = False) -> Any:
+            raise ValueError("/secret/place")
+
+        dispatcher.reports = reports
+        status, body = await self.ask(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert status == "HTTP/1.1 500 Internal Server Error"
+        assert "secret" not in body and "secret" in caplog.text
+
+    async def test_silent_and_endless_callers_leave_room_for_a_scraper(
+        self, endpoint: MetricsEndpoint
+    ) -> None:
+        silent = [await asyncio.open_connection("127.0.0.1", self.port) for _ in range(15)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"x" * 200_000)
+        with contextlib.suppress(ConnectionResetError):  # cut off, one way or the other
+            assert await reader.read() == b""
+        status, _ = await self.ask(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert status == "HTTP/1.1 200 OK"
+        writer.transport.abort()
+        for _, other in silent:
+            other.transport.abort()
+        await endpoint.stop()
+
+    async def test_a_port_that_is_taken_is_an_error(
+        self, endpoint: MetricsEndpoint, dispatcher: Any
+    ) -> None:
+        with pytest.raises(OSError, match="address already in use"):
+            await MetricsEndpoint(dispatcher).start("127.0.0.1", self.port)
