@@ -5,6 +5,7 @@ they add up whenever the counts do. Units: as in the proto.
 """
 
 from blockyard.cluster.dispatch import GroupReport
+from blockyard.cluster.quantities import format_bytes
 from blockyard.protos import cluster_pb2
 from blockyard.scheduler.contiguous_books import Refusal
 from blockyard.scheduler.ledger import BlockCounts, GroupLedger, SlotCounts
@@ -197,12 +198,9 @@ def _moment(
 ) -> cluster_pb2.OutOfMemory | None:
     if refusal is None:
         return None
-    in_words = (
-        refusal.describe(bytes_per_slot)
-        if bytes_per_slot is not None
-        else f"out of memory with {refusal.free:,} slots free: {refusal.needed:,} needed in one "
-        f"piece, largest hole {refusal.largest_hole:,}, and {refusal.reserved_idle:,} reserved "
-        f"but empty; {refusal.running} requests running"
+    free, needed, hole, idle = (
+        f"{slots:,} slots" if bytes_per_slot is None else format_bytes(slots * bytes_per_slot)
+        for slots in (refusal.free, refusal.needed, refusal.largest_hole, refusal.reserved_idle)
     )
     return cluster_pb2.OutOfMemory(
         after_seconds=round(seconds or 0.0, 3),
@@ -211,7 +209,10 @@ def _moment(
         largest_hole=refusal.largest_hole,
         reserved_idle=refusal.reserved_idle,
         running=refusal.running,
-        message=in_words,
+        message=(
+            f"out of memory with {free} free: {needed} needed in one piece, largest hole {hole}, "
+            f"and {idle} reserved but empty; {refusal.running} requests running"
+        ),
     )
 
 

@@ -70,7 +70,7 @@ def test_it_says_what_matters(busy: Any, show: Show) -> None:
     assert "│ bytes: weights │ 32.1 GB │" in text
     assert "│ bytes: allocator slack │ 4.0 GB (85 % in holes) │" in text
     assert "contiguous(max_seq_len): 39 running, 22 % of memory holds tokens; blockyard:" in text
-    assert "max_seq_len after 39 s: out of memory with 0.07 GB free" in text
+    assert "max_seq_len after 39 s: out of memory with 67.1 MB free" in text
     assert "audit: the books add up" in text
     assert text.count("16.1 GB") == 2  # each rank's weights
 

@@ -130,7 +130,7 @@ async def test_the_shadow_follows_what_the_engine_does(
     assert reserving.reservation_percent == pytest.approx(100 * 247 / 256, abs=0.01)
     moment = reserving.first_out_of_memory
     assert (moment.needed, moment.free, moment.reserved_idle, moment.running) == (256, 0, 247, 1)
-    assert moment.message.startswith("out of memory with 0 slots free: 256 needed in one piece")
+    assert moment.message.startswith("out of memory with 0 slots free: 256 slots needed in one")
     await streams[1].abort()
     await streams[0].abort()
     stack.groups[0].workers[0].gate.set()
