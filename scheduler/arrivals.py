@@ -1,0 +1,57 @@
+"""Requests as a replay sees them: when they come, how long they are, what they begin with.
+
+Makes up token ids that are equal exactly where recorded prompts were. Knows nothing of files or
+schedulers. Units: seconds, tokens.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+__all__ = ["PIECE_TOKENS", "Arrival", "PromptWriter", "speed_up"]
+
+PIECE_TOKENS = 512
+"""Tokens of a prompt that one prefix id stands for."""
+
+_OWN_TOKENS = 2**31
+"""Token ids from here on are one request's own."""
+
+
+class Arrival(NamedTuple):
+    """One request of a trace. `number` is unique; equal prefix ids at equal places, equal text."""
+
+    number: int
+    seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix_ids: tuple[int, ...] = ()
+
+
+class PromptWriter:
+    """Writes prompts and answers. What no prefix id stands for belongs to one request alone.
+
+    Remembers the prefix ids seen, so it grows with the different texts of a trace and not with its
+    requests.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+
+    def prompt(self, arrival: Arrival) -> tuple[int, ...]:
+        """Token ids of a prompt."""
+        length = arrival.prompt_tokens
+        tokens: list[int] = []
+        for prefix_id in arrival.prefix_ids[: -(-length // PIECE_TOKENS)]:
+            first = self._places.setdefault(prefix_id, len(self._places)) * PIECE_TOKENS
+            tokens.extend(range(first, first + PIECE_TOKENS))
+        del tokens[length:]
+        tokens.extend((self.answer(arrival.number),) * (length - len(tokens)))
+        return tuple(tokens)
+
+    def answer(self, number: int) -> int:
+        """The token that the answer of request `number` consists of."""
+        return _OWN_TOKENS + number
+
+
+def speed_up(arrivals: Iterable[Arrival], factor: float) -> Iterator[Arrival]:
+    """The same requests, `factor` times as fast one after the other."""
+    return (arrival._replace(seconds=arrival.seconds / factor) for arrival in arrivals)
