@@ -1,0 +1,153 @@
+"""Replays recorded requests on simulated groups: what would this traffic do to that memory?
+
+Drives the real scheduler and the real placement over simulated time, or contiguous servers with
+the same memory and device in their place. A group's steps follow one another on its own clock;
+arrivals come in between and are bound by the books of that moment. Units: simulated seconds,
+tokens, blocks.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+
+from blockyard.scheduler.arrivals import Arrival
+from blockyard.scheduler.placement import choose_group
+from blockyard.scheduler.replay_records import ReplayRecords
+from blockyard.scheduler.simulated_group import SimulatedGroup
+
+__all__ = ["BACKLOG", "Feed", "ReplayStalled", "run_replay"]
+
+BACKLOG = 16
+"""Requests that always wait in a saturated group; more than a scheduler looks at in a step."""
+
+
+class Feed(StrEnum):
+    """When requests come.
+
+    `recorded` at their recorded times; `saturate` whenever fewer than `BACKLOG` wait in a group;
+    `single` whenever a group has no other.
+    """
+
+    RECORDED = "recorded"
+    SATURATE = "saturate"
+    SINGLE = "single"
+
+
+class ReplayStalled(RuntimeError):
+    """Requests wait in a group that computes nothing and that nobody will wake."""
+
+
+def run_replay(
+    arrivals: Iterable[Arrival],
+    groups: Sequence[SimulatedGroup],
+    records: ReplayRecords,
+    feed: Feed = Feed.RECORDED,
+    *,
+    run_ahead: bool = True,
+) -> None:
+    """Serve all arrivals to their end.
+
+    Args:
+        arrivals: in order of time; read as they are needed, so they may be any number.
+        groups: idle, at time 0.
+        records: what `groups` add to. With `saturate` its memory is looked at until no more
+            requests are left to keep the queues filled.
+        feed: when requests come.
+        run_ahead: do steady decode steps many at once; the books are the same either way.
+
+    Raises:
+        ReplayStalled: a group cannot go on.
+    """
+    loop = _Loop(groups, records, run_ahead)
+    if feed is Feed.RECORDED:
+        loop.by_time(iter(arrivals))
+    elif feed is Feed.SATURATE:
+        loop.fed(iter(arrivals), lambda group: group.num_queued < BACKLOG, measure=True)
+    else:
+        loop.fed(iter(arrivals), lambda group: group.num_requests == 0, measure=False)
+    end = records.simulated_seconds
+    for group in groups:
+        group.account(end)
+        if group.num_requests:
+            raise ReplayStalled(
+                f"group {group.group_id} is left with {group.num_requests} requests at "
+                f"{end:.3f} s and plans nothing"
+            )
+
+
+class _Loop:
+    """Ends of steps in order of time, and what happens between them."""
+
+    def __init__(
+        self, groups: Sequence[SimulatedGroup], records: ReplayRecords, run_ahead: bool
+    ) -> None:
+        self._groups = groups
+        self._records = records
+        self._run_ahead = run_ahead
+        self._by_id = {group.group_id: index for index, group in enumerate(groups)}
+        self._ends: list[tuple[float, int]] = []
+        self._busy = [False] * len(groups)
+
+    def by_time(self, arrivals: Iterator[Arrival]) -> None:
+        """Requests come at their recorded times and are bound to a group then."""
+        arrival = next(arrivals, None)
+        while arrival is not None or self._ends:
+            until = math.inf if arrival is None else arrival.seconds
+            if self._ends and self._ends[0][0] <= until:
+                now, index = heapq.heappop(self._ends)
+                self._groups[index].end_step(now)
+                self._begin(index, now, until)
+            elif arrival is not None:
+                index = self._choose(arrival)
+                self._groups[index].submit(arrival, arrival.seconds)
+                # The next one may come at the same moment, so nobody runs ahead of it.
+                if not self._busy[index]:
+                    self._begin(index, arrival.seconds, arrival.seconds)
+                arrival = next(arrivals, None)
+
+    def fed(
+        self,
+        arrivals: Iterator[Arrival],
+        hungry: Callable[[SimulatedGroup], bool],
+        *,
+        measure: bool,
+    ) -> None:
+        """Each group takes the next request whenever it is hungry."""
+        exhausted = False
+        for index in range(len(self._groups)):
+            heapq.heappush(self._ends, (0.0, index))
+        started: set[int] = set()
+        while self._ends:
+            now, index = heapq.heappop(self._ends)
+            group = self._groups[index]
+            if index in started:
+                group.end_step(now)
+            started.add(index)
+            while not exhausted and hungry(group):
+                arrival = next(arrivals, None)
+                if arrival is None:
+                    exhausted = True
+                    break
+                group.submit(arrival, now)
+            if measure and exhausted and not group.num_queued:
+                records = self._records
+                records.measured_until = min(records.measured_until or math.inf, now)
+            self._begin(index, now, math.inf)
+
+    def _begin(self, index: int, now: float, until: float) -> None:
+        """Begin a group's next step, if it has one; steady ones that end by `until` go ahead."""
+        group = self._groups[index]
+        if self._run_ahead:
+            now = group.run_ahead(now, until)
+        end = group.begin_step(now)
+        self._busy[index] = end is not None
+        if end is not None:
+            heapq.heappush(self._ends, (end, index))
+
+    def _choose(self, arrival: Arrival) -> int:
+        candidates = [group.candidate() for group in self._groups]
+        chosen = choose_group(candidates, arrival.prompt_tokens)
+        if chosen is None:
+            raise ValueError("there is no group to replay on")
+        return self._by_id[chosen]
