@@ -1,7 +1,9 @@
-"""Recorded request arrivals from files: Azure's CSV and Mooncake's JSON lines.
+"""Recorded request arrivals from files: Azure's CSV, Mooncake's JSON lines, and our own.
 
-Reads facts and judges none: a request of any length comes back as recorded. Units: seconds since
-the first arrival, tokens.
+Our own lines are `{"arrival_s": 1.25, "prompt_tokens": 512, "output_tokens": 100}`, with
+`"prefix_ids": [7, 8]` where the prompts' leading pieces of 512 tokens are known. Reads facts and
+judges none: a request of any length comes back as recorded. Units: seconds since the first
+arrival, tokens.
 """
 
 import csv
@@ -12,7 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["TraceError", "TraceRequest", "read_trace"]
+__all__ = ["TRACE_FORMATS", "TraceError", "TraceRequest", "read_trace"]
+
+TRACE_FORMATS = ("azure", "mooncake", "jsonl")
 
 _AZURE_COLUMNS = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 
@@ -36,27 +40,55 @@ class TraceRequest:
         return self.prompt_tokens + self.output_tokens
 
 
-def read_trace(path: Path) -> list[TraceRequest]:
-    """All requests of a trace, in the order of the file; the format is told by the first line.
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """What a format of JSON lines calls things, and how many of its time units make a second."""
+
+    arrival: str
+    prompt: str
+    output: str
+    prefix: str
+    per_second: float
+
+
+_LINE_FIELDS = {
+    "mooncake": _Fields("timestamp", "input_length", "output_length", "hash_ids", 1000.0),
+    "jsonl": _Fields("arrival_s", "prompt_tokens", "output_tokens", "prefix_ids", 1.0),
+}
+
+
+def read_trace(path: Path, trace_format: str | None = None) -> list[TraceRequest]:
+    """All requests of a trace, in the order of the file.
+
+    Args:
+        path: of the file.
+        trace_format: one of `TRACE_FORMATS`; None: told by the first line.
 
     Raises:
-        TraceError: cannot be read, neither of the two formats, or malformed.
+        TraceError: cannot be read, none of these formats or not the one given, or malformed.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            first = file.readline()
+            kind = trace_format or _tell_format(file.readline())
             file.seek(0)
-            if first.lstrip().startswith("{"):
-                return list(_read_lines(file, path))
-            if set(first.strip().lstrip("\ufeff").split(",")) >= _AZURE_COLUMNS:
+            if kind in _LINE_FIELDS:
+                return list(_read_lines(file, path, _LINE_FIELDS[kind]))
+            if kind == "azure":
                 return list(_read_csv(file, path))
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"cannot read the trace {path}: {error}") from None
     raise TraceError(
         f"{path} is no trace: its first line is neither a CSV header with "
         f"{', '.join(sorted(_AZURE_COLUMNS))} nor a JSON object with timestamp, input_length, "
-        "output_length"
+        "output_length, or with arrival_s, prompt_tokens, output_tokens"
     )
+
+
+def _tell_format(first: str) -> str | None:
+    if first.lstrip().startswith("{"):
+        return "jsonl" if '"arrival_s"' in first else "mooncake"
+    columns = set(first.strip().lstrip("\ufeff").split(","))
+    return "azure" if columns >= _AZURE_COLUMNS else None
 
 
 def _read_csv(file: TextIO, path: Path) -> Iterator[TraceRequest]:
@@ -69,22 +101,24 @@ def _read_csv(file: TextIO, path: Path) -> Iterator[TraceRequest]:
             start = start or arrival
             prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
             yield _checked((arrival - start).total_seconds(), prompt, output, ())
+        except KeyError as error:
+            raise TraceError(f"{path}: the first line names no column {error}") from None
         except (TypeError, ValueError) as error:
             raise TraceError(f"{path}, line {reader.line_num}: {error}") from None
 
 
-def _read_lines(file: TextIO, path: Path) -> Iterator[TraceRequest]:
+def _read_lines(file: TextIO, path: Path, fields: _Fields) -> Iterator[TraceRequest]:
     start: float | None = None
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
-            arrival = float(entry["timestamp"])
+            arrival = float(entry[fields.arrival])
             start = arrival if start is None else start
-            prompt, output = int(entry["input_length"]), int(entry["output_length"])
-            ids = tuple(int(piece) for piece in entry.get("hash_ids", ()))
-            yield _checked((arrival - start) / 1000, prompt, output, ids)
+            prompt, output = int(entry[fields.prompt]), int(entry[fields.output])
+            ids = tuple(int(piece) for piece in entry.get(fields.prefix, ()))
+            yield _checked((arrival - start) / fields.per_second, prompt, output, ids)
         except KeyError as error:
             raise TraceError(f"{path}, line {number}: has no field {error}") from None
         except (AttributeError, TypeError, ValueError) as error:
