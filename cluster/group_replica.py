@@ -6,6 +6,7 @@ The only thing Serve does with it is life cycle: no request and no token passes 
 import asyncio
 import logging
 import uuid
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.group_books import facts_of
 from blockyard.cluster.messages import GroupIdentity
 from blockyard.cluster.worker_group import WorkerGroup
+from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.workers.config import AllocatorMemory, WorkerProfile
 
@@ -56,7 +58,7 @@ class GroupReplica:
         self._group = await WorkerGroup.connect(endpoints)
         changed = asyncio.Event()
         self._server = await EngineServer.start(
-            Scheduler(config.scheduler, num_blocks),
+            Scheduler(config.scheduler, num_blocks, num_host_blocks, _slowest_rates(profiles)),
             self._group,
             listening_host(config.wire_host),
             changed.set,
@@ -127,3 +129,15 @@ class GroupReplica:
     def _note(self, stage: str | None) -> None:
         reference: Any = self._central.note_stage.remote(self._group_id, stage)
         del reference  # nobody waits for it: it only feeds a progress bar
+
+
+def _slowest_rates(profiles: Sequence[WorkerProfile]) -> RateMeter:
+    """What a step and a swap take as measured at load: ranks work side by side, the slowest counts.
+
+    A rate that one of them has not measured is not known.
+    """
+    return RateMeter(
+        block_bytes=max(profile.block_bytes for profile in profiles),
+        prefill_tokens_per_second=min(p.prefill_tokens_per_second for p in profiles),
+        link_bytes_per_second=min(p.link_bytes_per_second for p in profiles),
+    )

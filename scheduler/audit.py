@@ -31,11 +31,13 @@ def check_states(
     for request in running:
         if request.state is not RequestState.RUNNING:
             raise AssertionError(f"request {request.request_id!r} runs but is {request.state}")
-        if request.handle is None and request.table.block_ids:
+        if request.handle is None and request.table.block_ids and not request.num_preemptions:
             raise AssertionError(f"request {request.request_id!r} holds blocks without a handle")
     for request in queued:
-        held = (request.table.block_ids, request.num_computed, request.num_promised)
-        if request.handle is not None or any(held):
+        held = (request.table.block_ids, request.num_computed, request.host_ids)
+        if request.handle is not None or request.num_promised:
+            raise AssertionError(f"request {request.request_id!r} waits and is still in a step")
+        if any(held) and request.state is not RequestState.PARKED:
             raise AssertionError(f"request {request.request_id!r} waits and still holds {held}")
     handles = Counter(request.handle for request in running if request.handle is not None)
     for handle, count in handles.items():
@@ -50,10 +52,10 @@ def check_states(
             raise AssertionError(f"request {request_id!r} is lost: neither running nor queued")
 
 
-def check_tables(running: Sequence[Request], held: Mapping[int, int]) -> None:
+def check_tables(holding: Sequence[Request], held: Mapping[int, int]) -> None:
     """A block's references are the tables that name it; no table is longer than needed."""
     named: Counter[int] = Counter()
-    for request in running:
+    for request in holding:
         table = request.table
         if len(set(table.block_ids)) != len(table.block_ids):
             raise AssertionError(f"request {request.request_id!r} names a block twice")
@@ -72,12 +74,12 @@ def check_tables(running: Sequence[Request], held: Mapping[int, int]) -> None:
 
 
 def check_slots(
-    running: Sequence[Request], in_flight: Sequence[Request], counted: SlotCounts, logical: int
+    holding: Sequence[Request], in_flight: Sequence[Request], counted: SlotCounts, logical: int
 ) -> None:
     """Computed tokens are known ones, promises belong to the step in flight, counters agree."""
     stepping = {id(request) for request in in_flight}
     filled: dict[int, int] = {}
-    for request in running:
+    for request in holding:
         if request.num_promised and id(request) not in stepping:
             raise AssertionError(
                 f"request {request.request_id!r} was promised tokens by no step in flight"
@@ -99,11 +101,11 @@ def check_slots(
                     f"request {request.request_id!r} has {tokens} tokens in block {block_id}, "
                     f"another that shares it {filled[block_id]}"
                 )
-    promised = sum(request.num_promised for request in running)
+    promised = sum(request.num_promised for request in holding)
     if (sum(filled.values()), promised) != (counted.filled, counted.promised):
         raise AssertionError(
             f"{counted.filled} slots are counted as filled and {counted.promised} as promised; "
             f"requests hold {sum(filled.values())} and {promised}"
         )
-    if sum(request.num_computed for request in running) != logical:
+    if sum(request.num_computed for request in holding) != logical:
         raise AssertionError(f"{logical} tokens are counted as held by requests, wrongly")

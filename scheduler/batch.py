@@ -1,8 +1,8 @@
 """Who has a place in the batch, who waits for one, and the blocks that places hold.
 
 Every change of a request's place goes through here: `start`, `preempt`, `leave`. `leave` is the
-one door through which a request's blocks are released, and is safe to call twice. Which request
-changes its place, and when, is decided elsewhere. Units: blocks, token slots.
+one door through which all of a request's blocks are released, and is safe to call twice. Which
+request changes its place, and when, is decided elsewhere. Units: blocks, tokens.
 """
 
 from bisect import bisect_left, insort
@@ -11,7 +11,11 @@ from operator import attrgetter
 
 from blockyard.scheduler.audit import check_slots, check_states, check_tables
 from blockyard.scheduler.config import SchedulerConfig
-from blockyard.scheduler.ledger import RequestCounts, SlotCounts
+from blockyard.scheduler.cost_model import RateMeter
+from blockyard.scheduler.holdings import Holdings
+from blockyard.scheduler.host_blocks import HostBlocks
+from blockyard.scheduler.ledger import RequestCounts
+from blockyard.scheduler.parking import Parking
 from blockyard.scheduler.plan import Replacement
 from blockyard.scheduler.prefix_cache import PrefixCache
 from blockyard.scheduler.queues import WaitingQueue
@@ -24,12 +28,25 @@ _urgency = attrgetter("urgency")
 
 
 class Batch:
-    """Running requests, the queue behind them, and the pool below them."""
+    """Running requests, the queue behind them, and the pools below them."""
 
-    def __init__(self, config: SchedulerConfig, num_blocks: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        rates: RateMeter | None = None,
+    ) -> None:
         self.config = config
         self.cache = PrefixCache(num_blocks, config.block_size)
         self.pool = self.cache.pool
+        self.holdings = Holdings(self.pool)
+        self.parking = Parking(
+            config.preemption,
+            self.holdings,
+            HostBlocks(num_host_blocks, config.block_size),
+            rates if rates is not None else RateMeter(block_bytes=0),
+        )
         self.queue = WaitingQueue()
         self.watermark = GrowthWatermark(num_blocks)
         self.running: list[Request] = []
@@ -40,9 +57,6 @@ class Batch:
         self._forgotten: list[int] = []
         self._replacements: list[Replacement] = []
         self._next_handle = 0
-        self._filled = 0
-        self._promised = 0
-        self._logical = 0
 
     @property
     def full(self) -> bool:
@@ -54,85 +68,88 @@ class Batch:
         """Requests without a place, parked ones too."""
         return len(self.queue) + len(self.cache.waits)
 
-    @property
-    def logical_tokens(self) -> int:
-        """Computed tokens that requests hold, shared ones counted for each."""
-        return self._logical
-
     def start(self, request: Request) -> None:
         """Give a request taken from the queue a place.
 
-        It holds no block and has no handle until it first takes part in a step.
+        It has no handle until it first takes part in a step.
         """
+        self.parking.remove_holder(request)
         request.state = RequestState.RUNNING
         insort(self.running, request, key=_urgency)
 
-    def hold_blocks(self, request: Request) -> None:
+    def take_found(self, request: Request) -> None:
         """Take the blocks that the prefix index has for a request about to compute."""
         self.cache.match(request)
-        if request.path:
-            block_ids = [entry.block_id for entry in request.path]
-            revived = self.pool.share(block_ids)
-            request.table.extend(block_ids)
-            request.num_computed = request.table.num_slots
-            self._logical += request.num_computed
-            self._filled += revived * self.config.block_size
-        self.cache.begin(request)
+        full = request.num_computed // self.config.block_size
+        if len(request.path) > full:
+            # A block that it has filled in part gives way to the whole one.
+            self.holdings.shrink(request, full)
+            self.holdings.append_found(request, [e.block_id for e in request.path[full:]])
+
+    def num_restorable(self, request: Request) -> int:
+        """Blocks that a request about to compute has on the host, after those in its table."""
+        return self.parking.host.num_restorable(request, len(request.table.block_ids))
+
+    def restore(self, request: Request, block_ids: tuple[int, ...], step: int) -> None:
+        """Bring back into these blocks what a request has on the host; forget what is left there.
+
+        `step` is the plan that will do it.
+        """
+        if block_ids:
+            self.parking.host.restore(request, block_ids, step)
+            self.holdings.append_restored(request, block_ids, request.num_saved)
+        else:
+            self.parking.host.drop(request)
+
+    def put_back(self, request: Request) -> None:
+        """A request that was to compute found no block; it keeps only what it had before."""
+        if not request.num_preemptions:
+            self.holdings.shrink(request, 0)
 
     def note_start(self, request: Request, now: float) -> None:
         """A request takes part in a step for the first time since it has a place."""
+        self.cache.begin(request)
         if request.started_at is None:
             request.started_at = now
             request.cached_tokens = request.num_computed
             self.num_prompt_tokens += request.num_prompt
             self.num_prefix_hits += request.num_computed
-        self.num_recomputed += max(0, request.num_lost - request.num_computed)
-        request.num_lost = 0
 
     def new_handle(self) -> int:
         """A name towards the workers that was never used before."""
         self._next_handle += 1
         return self._next_handle
 
-    def preempt(self, request: Request) -> None:
-        """Take a running request's place and blocks; it waits and recomputes them later.
+    def preempt(self, request: Request, needed: int) -> None:
+        """Take a running request's place, and blocks of its as the policy has it.
 
-        One that was given a place but took part in no step yet loses nothing and is not counted.
+        `needed` is how many blocks are wanted now. One that was given a place but took part in no
+        step yet loses nothing and is not counted.
         """
         lost_work = request.handle is not None
-        request.num_lost = request.num_computed
-        self.leave(request)
-        request.num_preemptions += lost_work
-        self.num_preemptions += lost_work
+        self._vacate(request)
+        if lost_work:
+            request.num_preemptions += 1
+            self.num_preemptions += 1
+            self.parking.park(request, needed)
+        elif request.num_preemptions:
+            self.parking.add_holder(request)
         request.state = RequestState.PARKED if request.num_preemptions else RequestState.WAITING
         self.queue.push(request)
 
     def leave(self, request: Request) -> None:
-        """Take away place, handle and blocks; a second call finds nothing to take.
+        """Take away place, handle and blocks; a second call finds nothing to take."""
+        self._vacate(request)
+        self.parking.remove_holder(request)
+        self.parking.host.drop(request)
+        self.holdings.shrink(request, 0)
 
-        Blocks that a step may still touch are fenced by its number.
+    def reclaim(self, short: int, needy: Request) -> bool:
+        """Take blocks from a parked request that holds some, for a more urgent one.
+
+        False when there is none.
         """
-        index = bisect_left(self.running, request.urgency, key=_urgency)
-        if index < len(self.running) and self.running[index] is request:
-            del self.running[index]
-        if request.handle is not None:
-            self._forgotten.append(request.handle)
-            self._replacements = [r for r in self._replacements if r.handle != request.handle]
-            request.handle = None
-        self.drop_blocks(request)
-
-    def drop_blocks(self, request: Request) -> None:
-        """Release a request's whole table; what others still hold or the index keeps stays."""
-        table = request.table
-        # Blocks past the full ones are nobody else's; they come first, the last of all ahead.
-        size = self.config.block_size
-        partial = len(table.block_ids) - request.num_computed // size
-        gone = self.pool.release(table.clear(), request.last_step)
-        self._filled -= (len(gone) - partial) * size + request.num_computed % size
-        self._logical -= request.num_computed
-        self._promised -= request.num_promised
-        request.num_computed = request.num_promised = 0
-        self.resume(self.cache.stop(request))
+        return self.parking.take_back(short, needy)
 
     def resume(self, requests: Iterable[Request]) -> None:
         """Queue up requests that waited for a prefix under way."""
@@ -156,42 +173,28 @@ class Batch:
         self._replacements.clear()
         return replacements
 
-    def promise(self, count: int) -> None:
-        """A step will fill `count` slots."""
-        self._promised += count
-
-    def fulfil(self, count: int) -> None:
-        """A step has filled `count` slots that were promised."""
-        self._promised -= count
-        self._filled += count
-        self._logical += count
-
     def publish(self, request: Request) -> None:
         """Make blocks that a committed step has filled findable by others.
 
         A block that is in the index already is given up for the one there.
         """
-        table = request.table.block_ids
         doubled, resumed = self.cache.publish(request)
-        for index in doubled:
-            kept, own = request.path[index].block_id, table[index]
-            table[index] = kept
-            revived = self.pool.share((kept,))
-            gone = self.pool.release((own,), request.last_step)
-            self._filled += (revived - len(gone)) * self.config.block_size
+        for index, block_id in doubled:
+            self.holdings.exchange(request, index, block_id)
             self.num_merged += 1
             if request.handle is not None:
-                self._replacements.append(Replacement(request.handle, index, kept))
+                self._replacements.append(Replacement(request.handle, index, block_id))
         self.resume(resumed)
 
     def reset_prefix_cache(self) -> None:
-        """Forget what can be found; what runs goes on and leaves nothing behind."""
-        self.resume(self.cache.reset(self.running))
+        """Forget what can be found; what was computed goes on and leaves nothing behind."""
+        parked = (r for r in self.queue.members() if r.state is RequestState.PARKED)
+        self.resume(self.cache.reset((*self.running, *parked)))
 
-    def slot_counts(self) -> SlotCounts:
-        """Slots of active blocks by state, from counters. A shared block counts once."""
-        slots = self.pool.num_active * self.config.block_size
-        return SlotCounts(self._filled, self._promised, slots - self._filled - self._promised)
+    def acknowledge(self, step: int) -> None:
+        """Every rank has finished `step`."""
+        self.pool.acknowledge(step)
+        self.parking.host.acknowledge(step)
 
     def request_counts(self) -> RequestCounts:
         """Requests by state, from counters."""
@@ -199,7 +202,7 @@ class Batch:
         return RequestCounts(len(self.running), waiting, self.queue.num_parked)
 
     def check(self, live: Mapping[str, Request], in_flight: list[Request]) -> None:
-        """Prove places, tables, slots, queue and pool. Walks everything: for checks only.
+        """Prove places, tables, slots, queue and pools. Walks everything: for checks only.
 
         Args:
             live: every request that is served, by id.
@@ -208,9 +211,22 @@ class Batch:
         Raises:
             AssertionError: naming the request or the block.
         """
-        self.cache.check(self.running)
+        holding = [*self.running, *self.parking.holders]
+        self.cache.check(holding)
         self.queue.check()
+        self.parking.check(self.running, live.values())
         queued = (*self.queue.members(), *self.cache.waits.members())
         check_states(self.running, queued, live, self.config.max_running)
-        check_tables(self.running, self.pool.held())
-        check_slots(self.running, in_flight, self.slot_counts(), self._logical)
+        check_tables(holding, self.pool.held())
+        check_slots(holding, in_flight, self.holdings.counts(), self.holdings.logical_tokens)
+
+    def _vacate(self, request: Request) -> None:
+        """Take away a request's place and handle; what it has computed stays in its table."""
+        index = bisect_left(self.running, request.urgency, key=_urgency)
+        if index < len(self.running) and self.running[index] is request:
+            del self.running[index]
+        if request.handle is not None:
+            self._forgotten.append(request.handle)
+            self._replacements = [r for r in self._replacements if r.handle != request.handle]
+            request.handle = None
+        self.resume(self.cache.stop(request))

@@ -24,9 +24,10 @@ class BlockTable:
         self.block_ids.extend(block_ids)
         self.num_slots = len(self.block_ids) * self.block_size
 
-    def clear(self) -> list[int]:
-        """Give up all blocks and return them, the last first: the order of their release."""
-        block_ids = self.block_ids[::-1]
-        self.block_ids.clear()
-        self.num_slots = 0
-        return block_ids
+    def shrink(self, keep: int) -> list[int]:
+        """Give up all but the first `keep` blocks; returns the others, the last first."""
+        given_up = self.block_ids[keep:]
+        given_up.reverse()
+        del self.block_ids[keep:]
+        self.num_slots = len(self.block_ids) * self.block_size
+        return given_up

@@ -4,10 +4,23 @@ Knows nothing of devices: how many blocks the pool has is measured elsewhere and
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "SchedulerConfig"]
+__all__ = ["DEFAULT_BLOCK_SIZE", "PreemptionPolicy", "SchedulerConfig"]
 
 DEFAULT_BLOCK_SIZE = 16
+
+
+class PreemptionPolicy(StrEnum):
+    """What becomes of the blocks of a request that loses its place.
+
+    `swap` saves all of them on the host, while there is room; `recompute` drops them; `auto` takes
+    as many as are needed, the cheaper way at the rates measured.
+    """
+
+    AUTO = "auto"
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +33,7 @@ class SchedulerConfig:
         max_running: most requests that take part in one step.
         max_step_tokens: most tokens computed in one step, prefill and decode together.
         max_waiting: most requests that may queue before newcomers are refused.
+        preemption: what becomes of a preempted request's blocks.
     """
 
     max_context_tokens: int
@@ -27,6 +41,7 @@ class SchedulerConfig:
     max_running: int = 256
     max_step_tokens: int = 512
     max_waiting: int = 4096
+    preemption: PreemptionPolicy = PreemptionPolicy.AUTO
 
     def __post_init__(self) -> None:
         """Refuse limits that could never make progress."""

@@ -3,7 +3,7 @@
 Keeps the requests behind the rows, which the plan itself does not name, for the commit.
 """
 
-from blockyard.scheduler.plan import Admission, BlockGrant, Replacement, StepPlan
+from blockyard.scheduler.plan import Admission, BlockCopy, BlockGrant, Replacement, StepPlan
 from blockyard.scheduler.request import Request
 
 __all__ = ["PlanDraft"]
@@ -15,6 +15,10 @@ class PlanDraft:
     def __init__(self, step: int) -> None:
         self.step = step
         self.rows: list[Request] = []
+        self.num_decodes = 0
+        """Rows that compute one generated token."""
+        self.num_recomputed = 0
+        """Tokens that were computed before and lost."""
         self._admitted: list[Admission] = []
         self._grants: list[BlockGrant] = []
         self._handles: list[int] = []
@@ -41,6 +45,8 @@ class PlanDraft:
         tokens = request.tokens
         start = request.num_computed
         end = start + count
+        self.num_decodes += count == 1 and start >= request.num_prompt
+        self.num_recomputed += max(0, min(end, request.num_lost) - start)
         request.num_promised = count
         request.last_step = self.step
         self.rows.append(request)
@@ -55,6 +61,7 @@ class PlanDraft:
 
     def add_decode(self, request: Request, handle: int, start: int) -> None:
         """`add` for the usual row: the newest token alone, in a slot that is there."""
+        self.num_decodes += 1
         request.num_promised = 1
         request.last_step = self.step
         self.rows.append(request)
@@ -64,7 +71,18 @@ class PlanDraft:
         self._samples.append(True)
         self._token_ids.append(request.tokens[start])
 
-    def seal(self, forgotten: tuple[int, ...], replacements: tuple[Replacement, ...]) -> StepPlan:
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return len(self._token_ids)
+
+    def seal(
+        self,
+        forgotten: tuple[int, ...],
+        replacements: tuple[Replacement, ...],
+        swap_outs: tuple[BlockCopy, ...],
+        swap_ins: tuple[BlockCopy, ...],
+    ) -> StepPlan:
         """The finished plan."""
         return StepPlan(
             step=self.step,
@@ -77,4 +95,6 @@ class PlanDraft:
             samples=tuple(self._samples),
             token_ids=tuple(self._token_ids),
             replacements=replacements,
+            swap_outs=swap_outs,
+            swap_ins=swap_ins,
         )

@@ -6,7 +6,7 @@ add up. Units: blocks, token slots, requests.
 
 from dataclasses import dataclass
 
-__all__ = ["BlockCounts", "GroupLedger", "RequestCounts", "SlotCounts"]
+__all__ = ["BlockCounts", "GroupLedger", "PreemptionCounts", "RequestCounts", "SlotCounts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,26 @@ class RequestCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class PreemptionCounts:
+    """What preemptions were, and what they cost.
+
+    `swapped`, `recomputed` and `held` (a place alone was wanted) count preemptions by what became
+    of the blocks taken first. Estimates were made at the decision; the seconds beside them are
+    those of copies, and the share of steps that went to tokens computed again.
+    """
+
+    swapped: int = 0
+    recomputed: int = 0
+    held: int = 0
+    blocks_out: int = 0
+    blocks_in: int = 0
+    swap_estimated_seconds: float = 0.0
+    swap_seconds: float = 0.0
+    recompute_estimated_seconds: float = 0.0
+    recompute_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class GroupLedger:
     """One group's books at one moment, between two actions of its scheduler."""
 
@@ -59,13 +79,16 @@ class GroupLedger:
     """Tokens computed again after preemptions."""
     merged_blocks: int = 0
     """Blocks given up for an equal one that somebody else had computed meanwhile."""
+    host_blocks: BlockCounts = BlockCounts(0, 0, 0, 0, 0)
+    preempted: PreemptionCounts = PreemptionCounts()
 
     def check(self) -> None:
         """Prove conservation: states add up to the pool, slots to the active blocks."""
         blocks, slots = self.blocks, self.slots
-        states = blocks.free + blocks.cached + blocks.active + blocks.fenced
-        if states != blocks.total:
-            raise AssertionError(f"block states add up to {states}, the pool has {blocks.total}")
+        for pool in (blocks, self.host_blocks):
+            states = pool.free + pool.cached + pool.active + pool.fenced
+            if states != pool.total:
+                raise AssertionError(f"block states add up to {states}, the pool has {pool.total}")
         held = slots.filled + slots.promised + slots.empty_tail
         if held != blocks.active * self.block_size:
             raise AssertionError(

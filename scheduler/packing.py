@@ -61,7 +61,7 @@ class StepPacker:
                     return
                 batch.queue.pop()
                 if batch.full:
-                    batch.preempt(yielding[-1])
+                    batch.preempt(yielding[-1], 0)
                 batch.start(head)
 
     def _can_reach(self, head: Request, yielding: Sequence[Request]) -> bool:
@@ -72,6 +72,7 @@ class StepPacker:
         reachable = (
             pool.num_available
             + pool.num_fenced
+            + batch.parking.num_reclaimable(head)
             - sum(request.table.blocks_short(len(request.tokens)) for request in staying)
         )
         needed = head.table.blocks_short(len(head.tokens))
@@ -108,13 +109,13 @@ class StepPacker:
                 num_decodes += 1
             else:
                 self._advance(request, len(running) - index)
-        self._batch.promise(num_decodes)
+        self._batch.holdings.promise(num_decodes)
 
     def _advance(self, request: Request, later: int) -> None:
         """Plan as many tokens of a running request as there are blocks for."""
-        placed_now = request.handle is None
-        if placed_now:
-            self._batch.hold_blocks(request)
+        if request.handle is None:
+            self._begin(request, later)
+            return
         count = len(request.tokens) - request.num_computed
         if count > 1:
             count = self._budget.share(count, later)
@@ -122,7 +123,7 @@ class StepPacker:
         room = request.table.num_slots - request.num_computed
         if count > room:
             if not self._short:
-                block_ids = self._find_blocks(request, count)
+                block_ids = self._find_blocks(request, request.num_computed + count)
                 room += len(block_ids) * request.table.block_size
                 if count == 1:
                     self._batch.watermark.observe(len(block_ids), 0)
@@ -131,21 +132,43 @@ class StepPacker:
                 count = room
         if count:
             self._compute(request, count, block_ids)
-        elif placed_now:
-            self._batch.drop_blocks(request)
 
-    def _find_blocks(self, request: Request, count: int) -> tuple[int, ...]:
-        """Blocks for `count` more tokens, or as many as there are after preempting others.
+    def _begin(self, request: Request, later: int) -> None:
+        """Plan the first tokens of a request that has just got a place.
 
-        Nobody is preempted for what fenced blocks will give soon.
+        What is found in the prefix index it need not compute, nor what was saved on the host. All
+        that was saved comes back at once, or it waits until there are blocks for it.
         """
-        pool = self._batch.pool
-        needed = request.table.blocks_short(request.num_computed + count)
-        while needed > pool.num_available + pool.num_fenced:
-            victim = choose_victim(self._batch.running, request)
+        batch = self._batch
+        table = request.table
+        batch.take_found(request)
+        num_back = batch.num_restorable(request)
+        start = request.num_saved if num_back else request.num_computed
+        count = self._budget.share(len(request.tokens) - start, later)
+        block_ids = () if self._short else self._find_blocks(request, start + count)
+        room = table.num_slots + len(block_ids) * table.block_size - start
+        if room <= 0:
+            self._short = True
+            batch.pool.release(block_ids[::-1], 0)
+            batch.put_back(request)
+            return
+        batch.restore(request, block_ids[:num_back], self._draft.step)
+        self._compute(request, min(count, room), block_ids[num_back:])
+
+    def _find_blocks(self, request: Request, num_tokens: int) -> tuple[int, ...]:
+        """Blocks for a table of `num_tokens`, or as many as there are after others gave theirs.
+
+        Nobody gives any for what fenced blocks will give soon. Those of parked requests go first.
+        """
+        batch, pool = self._batch, self._batch.pool
+        needed = request.table.blocks_short(num_tokens)
+        while (short := needed - pool.num_available - pool.num_fenced) > 0:
+            if batch.reclaim(short, request):
+                continue
+            victim = choose_victim(batch.running, request)
             if victim is None:
                 break
-            self._batch.preempt(victim)
+            batch.preempt(victim, short)
         return pool.allocate(min(needed, pool.num_available)) or ()
 
     def _admit_waiting(self) -> None:
@@ -195,24 +218,21 @@ class StepPacker:
         batch = self._batch
         pool = batch.pool
         num_running = len(batch.running)
-        available = pool.num_available - batch.cache.num_kept(request)
+        held = max(len(request.table.block_ids), len(request.path))
+        needed = -(-len(request.tokens) // pool.block_size) - held
+        available = (
+            pool.num_available
+            - batch.cache.num_kept(request)
+            + batch.parking.num_reclaimable(request)
+        )
         if not num_running:
-            return available > 0
-        watermark = batch.watermark.blocks(num_running)
-        needed = request.table.blocks_short(len(request.tokens)) - len(request.path)
-        return needed + watermark <= available
+            return needed <= 0 or available > 0
+        return needed + batch.watermark.blocks(num_running) <= available
 
     def _admit(self, request: Request) -> None:
         """Start a newcomer with as many tokens as the step has left."""
-        pool = self._batch.pool
-        table = request.table
         self._batch.start(request)
-        self._batch.hold_blocks(request)
-        start = request.num_computed
-        count = self._budget.share(len(request.tokens) - start, 0)
-        block_ids = pool.allocate(min(table.blocks_short(start + count), pool.num_available)) or ()
-        room = table.num_slots - start + len(block_ids) * table.block_size
-        self._compute(request, min(count, room), block_ids)
+        self._begin(request, 0)
         self._charge((request,))
 
     def _charge(self, rows: Iterable[Request]) -> None:
@@ -231,7 +251,7 @@ class StepPacker:
             batch.note_start(request, self._now)
         self._budget.spend(count)
         self._draft.add(request, count, block_ids)
-        batch.promise(count)
+        batch.holdings.promise(count)
 
 
 def _may_be_passed(request: Request) -> bool:

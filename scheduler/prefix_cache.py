@@ -45,7 +45,8 @@ class PrefixCache:
     def num_kept(self, request: Request) -> int:
         """How many of the blocks matched are available ones, which sharing them would take."""
         cached = self.pool.is_cached
-        return sum(cached(entry.block_id) for entry in request.path)
+        full = request.num_computed // self._block_size
+        return sum(cached(entry.block_id) for entry in request.path[full:])
 
     def begin(self, request: Request) -> None:
         """A request begins to compute after the blocks of its path, which it holds now."""
@@ -53,14 +54,12 @@ class PrefixCache:
             request.publish_at = (len(request.path) + 1) * self._block_size
             self.waits.announce(request)
 
-    def publish(self, request: Request) -> tuple[list[int], list[Request]]:
+    def publish(self, request: Request) -> tuple[list[tuple[int, int]], list[Request]]:
         """Make a request's newly filled blocks findable, once their step is committed.
 
-        Where an equal block is in the index already the request's path takes that one.
-
         Returns:
-            Indexes of the table's blocks that are not those of its path now; and requests that
-            need wait no longer.
+            Where an equal block was in the index already: the table's index, and that block, which
+            the table must take; and requests that need wait no longer.
         """
         chain, path = request.chain, request.path
         if chain is None:
@@ -69,7 +68,7 @@ class PrefixCache:
         done = request.num_computed // self._block_size
         begin = len(path)
         chain.reach(request.tokens, done)
-        doubled: list[int] = []
+        doubled: list[tuple[int, int]] = []
         for index in range(begin, done):
             parent = path[-1] if path else None
             content = (parent, chain.root, chain.keys[index], chain.blocks[index])
@@ -77,10 +76,15 @@ class PrefixCache:
             if entry is None:
                 entry = self.index.add(*content, table[index])
                 if entry is None:
-                    return doubled, self.stop(request)
+                    # A hint was wrong, or a key of somebody else: this one leaves no more.
+                    resumed = self.waits.withdraw(request, begin, request.num_announced)
+                    request.publish_at = NEVER
+                    request.chain = None
+                    path.clear()
+                    return doubled, resumed
                 self.pool.publish(table[index])
             elif entry.block_id != table[index]:
-                doubled.append(index)
+                doubled.append((index, entry.block_id))
             path.append(entry)
         request.publish_at = (done + 1) * self._block_size
         return doubled, self.waits.withdraw(request, begin, done)
@@ -90,14 +94,14 @@ class PrefixCache:
         request.publish_at = NEVER
         return self.waits.withdraw(request, len(request.path), request.num_announced)
 
-    def reset(self, running: Iterable[Request]) -> list[Request]:
-        """Forget everything; what is being computed now is not published either.
+    def reset(self, computed: Iterable[Request]) -> list[Request]:
+        """Forget everything; what `computed`, who have KV, hold is not published either.
 
         Returns:
             Requests that need wait no longer.
         """
         resumed: list[Request] = []
-        for request in running:
+        for request in computed:
             resumed += self.waits.withdraw(request, 0, request.num_announced)
             request.publish_at = NEVER
             request.chain = None
@@ -106,8 +110,8 @@ class PrefixCache:
         self.pool.unpublish_all()
         return resumed
 
-    def check(self, running: Collection[Request]) -> None:
-        """Prove index, pool and waits, and that they agree.
+    def check(self, holding: Collection[Request]) -> None:
+        """Prove index, pool and waits, and that they agree with the tables of who holds blocks.
 
         Raises:
             AssertionError: naming the block or the request.
@@ -129,7 +133,7 @@ class PrefixCache:
                     f"block {parent.block_id} would be reclaimed before block {block_id}, "
                     "which follows it"
                 )
-        for request in running:
+        for request in holding:
             self._check_path(request, entries.keys())
 
     def _check_path(self, request: Request, indexed: Collection[int]) -> None:
@@ -140,7 +144,10 @@ class PrefixCache:
             if path or request.publish_at != NEVER:
                 raise AssertionError(f"request {name!r} takes no part, yet it publishes")
             return
-        if len(path) > request.num_computed // self._block_size:
+        full = request.num_computed // self._block_size
+        if request.handle is None:
+            path = path[:full]  # the rest is what it may find when it comes back
+        if len(path) > full:
             raise AssertionError(f"request {name!r} published a block before it was computed")
         packed = KeyChain(chain.root, self._block_size)
         packed.reach(request.tokens, len(path))

@@ -150,7 +150,12 @@ class Request:
     cached_tokens: int = 0
     """Tokens found in the prefix index when it was first admitted."""
     num_lost: int = 0
-    """Computed tokens whose KV was lost by its last preemption."""
+    """Tokens that it had computed when it was preempted: up to here it may compute some again."""
+    num_saved: int = 0
+    """Computed tokens whose KV is kept while it is parked, on the device and then on the host."""
+    host_ids: list[int] = field(default_factory=list)
+    """Host blocks that hold its blocks from index `host_start` on."""
+    host_start: int = 0
     chain: KeyChain | None = None
     """Keys of its blocks; None when it takes no part in the prefix index."""
     path: list[PrefixEntry] = field(default_factory=list)

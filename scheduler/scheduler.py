@@ -8,8 +8,10 @@ is passed in, in seconds), no thread safety: one owner calls it. Units: tokens, 
 from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.block_table import BlockTable
 from blockyard.scheduler.config import SchedulerConfig
+from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.door import resolve_max_tokens
 from blockyard.scheduler.draft import PlanDraft
+from blockyard.scheduler.endings import last_update, reason_to_end
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.packing import StepPacker
 from blockyard.scheduler.plan import StepPlan, StepResult
@@ -22,7 +24,6 @@ from blockyard.scheduler.request import (
     RequestSpec,
     RequestState,
     RequestUpdate,
-    Timings,
 )
 
 __all__ = ["Scheduler", "StepOrderError"]
@@ -33,14 +34,27 @@ class StepOrderError(RuntimeError):
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill over one pool of blocks."""
+    """Continuous batching with chunked prefill over one pool of blocks.
 
-    def __init__(self, config: SchedulerConfig, num_blocks: int) -> None:
+    Args:
+        config: limits and policies.
+        num_blocks: blocks of the pool.
+        num_host_blocks: blocks of the pool in host memory, where swapped blocks go; may be 0.
+        rates: what steps and copies take, as measured at load; it goes on learning here.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        rates: RateMeter | None = None,
+    ) -> None:
         self.config = config
         self._num_blocks = num_blocks
-        self._batch = Batch(config, num_blocks)
+        self._batch = Batch(config, num_blocks, num_host_blocks, rates)
         self._live: dict[str, Request] = {}
-        self._in_flight: tuple[StepPlan, list[Request]] | None = None
+        self._in_flight: tuple[StepPlan, PlanDraft] | None = None
         self._draining = False
         self._step = 0
         self._next_sequence = 0
@@ -127,8 +141,14 @@ class Scheduler:
             self._stalled_steps += self.has_work and not self._batch.pool.num_fenced
             return None
         self._step = draft.step
-        plan = draft.seal(self._batch.take_forgotten(), self._batch.take_replacements())
-        self._in_flight = (plan, draft.rows)
+        batch = self._batch
+        plan = draft.seal(
+            batch.take_forgotten(),
+            batch.take_replacements(),
+            *batch.parking.host.take_moves(draft.step),
+        )
+        batch.num_recomputed += draft.num_recomputed
+        self._in_flight = (plan, draft)
         return plan
 
     def commit(self, result: StepResult, now: float) -> list[RequestUpdate]:
@@ -139,7 +159,7 @@ class Scheduler:
         """
         if self._in_flight is None or self._in_flight[0].step != result.step:
             raise StepOrderError(f"a result of step {result.step} came; that step is not in flight")
-        plan, rows = self._in_flight
+        plan, draft = self._in_flight
         if len(result.token_ids) != sum(plan.samples):
             raise StepOrderError(
                 f"step {plan.step} samples {sum(plan.samples)} tokens, "
@@ -151,7 +171,7 @@ class Scheduler:
         sampled = iter(result.token_ids)
         updates: list[RequestUpdate] = []
         fulfilled = 0
-        for request, handle, samples in zip(rows, plan.handles, plan.samples, strict=True):
+        for request, handle, samples in zip(draft.rows, plan.handles, plan.samples, strict=True):
             token = next(sampled) if samples else None
             if request.handle != handle:
                 continue  # aborted meanwhile; its slots are off the books already
@@ -161,7 +181,7 @@ class Scheduler:
             if errors and handle in errors:
                 # What it computed in this step is not to be found by others either.
                 self._end(request, FinishReason.ERROR)
-                updates.append(_last_update(request, now, (), errors[handle]))
+                updates.append(last_update(request, now, (), errors[handle]))
                 continue
             if request.num_computed >= request.publish_at:
                 batch.publish(request)
@@ -170,13 +190,20 @@ class Scheduler:
             request.tokens.append(token)
             if request.first_token_at is None:
                 request.first_token_at = now
-            reason = _reason_to_end(request, token)
+            reason = reason_to_end(request, token)
             if reason is None:
                 updates.append(RequestUpdate(request.request_id, (token,)))
             else:
                 self._end(request, reason)
-                updates.append(_last_update(request, now, (token,)))
-        batch.fulfil(fulfilled)
+                updates.append(last_update(request, now, (token,)))
+        batch.holdings.fulfil(fulfilled)
+        batch.parking.note_copies(len(plan.swap_outs) + len(plan.swap_ins), result.copy_seconds)
+        batch.parking.note_step(
+            draft.num_tokens - draft.num_decodes,
+            draft.num_decodes,
+            draft.num_recomputed,
+            result.compute_seconds,
+        )
         return updates
 
     def acknowledge(self, step: int) -> None:
@@ -187,7 +214,7 @@ class Scheduler:
         """
         if step > self._step:
             raise StepOrderError(f"step {step} is acknowledged, the newest planned is {self._step}")
-        self._batch.pool.acknowledge(step)
+        self._batch.acknowledge(step)
 
     def reset_prefix_cache(self) -> None:
         """Forget all blocks that could be found, such as after a change that extras do not tell.
@@ -208,17 +235,19 @@ class Scheduler:
         """The books at this moment, from counters: costs the same however many requests run."""
         return GroupLedger(
             blocks=self._batch.pool.counts(),
-            slots=self._batch.slot_counts(),
+            slots=self._batch.holdings.counts(),
             requests=self._batch.request_counts(),
             block_size=self.config.block_size,
             step=self._step,
             preemptions=self._batch.num_preemptions,
             stalled_steps=self._stalled_steps,
-            logical_tokens=self._batch.logical_tokens,
+            logical_tokens=self._batch.holdings.logical_tokens,
             prompt_tokens=self._batch.num_prompt_tokens,
             prefix_hit_tokens=self._batch.num_prefix_hits,
             recomputed_tokens=self._batch.num_recomputed,
             merged_blocks=self._batch.num_merged,
+            host_blocks=self._batch.parking.host.counts(),
+            preempted=self._batch.parking.counts(),
         )
 
     def check(self) -> None:
@@ -227,7 +256,8 @@ class Scheduler:
         Raises:
             AssertionError: naming the request or the block.
         """
-        self._batch.check(self._live, self._in_flight[1] if self._in_flight is not None else [])
+        in_flight = self._in_flight[1].rows if self._in_flight is not None else []
+        self._batch.check(self._live, in_flight)
         self.ledger().check()
         if self._stalled_steps:
             raise AssertionError(
@@ -243,32 +273,3 @@ class Scheduler:
         del self._live[request.request_id]
         request.state = RequestState.FINISHED
         request.finish_reason = reason
-
-
-def _reason_to_end(request: Request, token: int) -> FinishReason | None:
-    """Whether the token just appended is the last."""
-    sampling = request.spec.sampling
-    if token in sampling.stop_token_ids and request.num_output >= sampling.min_tokens:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if len(request.tokens) >= request.end_at else None
-
-
-def _last_update(
-    request: Request, now: float, token_ids: tuple[int, ...], error: str = ""
-) -> RequestUpdate:
-    """The update that ends a request which took part in a step."""
-    started_at = now if request.started_at is None else request.started_at
-    first_token_at = now if request.first_token_at is None else request.first_token_at
-    return RequestUpdate(
-        request_id=request.request_id,
-        token_ids=token_ids,
-        finish_reason=request.finish_reason,
-        error=error,
-        cached_tokens=request.cached_tokens,
-        timings=Timings(
-            queue_seconds=started_at - request.arrived_at,
-            prefill_seconds=first_token_at - started_at,
-            decode_seconds=now - first_token_at,
-            preemptions=request.num_preemptions,
-        ),
-    )

@@ -100,13 +100,13 @@ class WitnessWorker:
         )
 
     def _move_blocks(self, plan: StepPlan) -> None:
-        """Carry out the plan's moves; what a swap has left behind is poisoned.
+        """Carry out the plan's moves. A host block is poisoned once it was brought back.
 
-        So a block that somebody still reads on the side it came from shows.
+        A device block that was saved keeps its content, as on a real device: others may share it,
+        and the prefix index may still have it.
         """
         sources, destinations = _columns(plan.swap_outs)
         self._host_blocks[destinations] = self._blocks[sources]
-        self._blocks[sources] = _POISON
         sources, destinations = _columns(plan.copies)
         self._blocks[destinations] = self._blocks[sources]
         sources, destinations = _columns(plan.swap_ins)

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from blockyard.scheduler.block_keys import PrefixExtras
-from blockyard.scheduler.config import SchedulerConfig
+from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig
+from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.plan import RowError, StepPlan, StepResult
 from blockyard.scheduler.request import FinishReason, RequestSpec
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.workers.config import WorkerConfig
 from blockyard.workers.fake import WitnessWorker, witness_generate
+from blockyard.workers.witness_laws import BlockLaws
 
 VOCAB = 97
 
@@ -35,6 +37,10 @@ class Rig:
     context: int = 256
     ranks: int = 1
     vocab: int = VOCAB
+    num_host_blocks: int = 0
+    policy: PreemptionPolicy = PreemptionPolicy.AUTO
+    prefill_rate: float = 0.0
+    link_rate: float = 0.0
     specs: dict[str, RequestSpec] = field(default_factory=dict)
     outputs: dict[str, list[int]] = field(default_factory=dict)
     reasons: dict[str, FinishReason] = field(default_factory=dict)
@@ -52,8 +58,12 @@ class Rig:
                 max_running=self.max_running,
                 max_step_tokens=self.max_step_tokens,
                 max_waiting=64,
+                preemption=self.policy,
             ),
             self.num_blocks,
+            self.num_host_blocks,
+            # A block has one byte: rates are in blocks.
+            RateMeter(1, self.prefill_rate, self.link_rate),
         )
         worker_config = WorkerConfig(
             model_dir="", max_context_tokens=self.context, block_size=self.block_size
@@ -61,15 +71,12 @@ class Rig:
         self.workers = [WitnessWorker(worker_config, self.vocab) for _ in range(self.ranks)]
         for worker in self.workers:
             worker.load()
-            worker.allocate(self.num_blocks)
+            worker.allocate(self.num_blocks, self.num_host_blocks)
         self.in_flight: tuple[StepPlan, StepResult] | None = None
         self.planned_nothing = False
         self.unacknowledged: list[int] = []
         self.acknowledged = 0
-        self.tables: dict[int, list[int]] = {}
-        self.names: dict[int, str] = {}
-        self.touched: dict[int, int] = {}
-        self.contents: dict[int, tuple[PrefixExtras | None, tuple[int, ...]]] = {}
+        self.laws = BlockLaws(self.block_size, self.known, self.kind)
         self.stored: dict[bytes, bytes] = {}
 
     def submit(
@@ -91,9 +98,16 @@ class Rig:
         self.specs[request_id] = spec
         self.outputs[request_id] = []
 
-    def urgency(self, request_id: str) -> tuple[int, int]:
+    def urgency(self, request_id: Any) -> tuple[int, int]:
         spec = self.specs[request_id]
         return (-spec.priority, spec.sampling.seed)
+
+    def known(self, name: Any) -> tuple[int, ...]:
+        return (*self.specs[name].prompt_token_ids, *self.outputs[name])
+
+    def kind(self, name: Any) -> PrefixExtras | None:
+        spec = self.specs[name]
+        return spec.extras if spec.use_prefix_cache else None
 
     def live(self) -> list[str]:
         return [name for name in self.specs if name not in self.reasons]
@@ -110,48 +124,28 @@ class Rig:
         self.planned_nothing = False
         results = [worker.execute(plan) for worker in self.workers]
         assert len({result.token_ids for result in results}) == 1
-        self.in_flight = (plan, results[0])
+        # What the witness takes says nothing, and would make runs differ.
+        self.in_flight = (plan, replace(results[0], compute_seconds=0.0, copy_seconds=0.0))
         self.unacknowledged.append(plan.step)
         self.computed_tokens += len(plan.token_ids)
         return True
 
     def _hold_against_laws(self, plan: StepPlan, fenced: int) -> None:
         by_seed = {spec.sampling.seed: name for name, spec in self.specs.items()}
-        losers = []
-        for handle in plan.forgotten:
-            del self.tables[handle]
-            losers.append(self.names.pop(handle))
-        for admission in plan.admitted:
-            name = by_seed[admission.sampling.seed]
+        admitted = [by_seed[admission.sampling.seed] for admission in plan.admitted]
+        for name, admission in zip(admitted, plan.admitted, strict=True):
             assert admission.prompt_tokens == len(self.specs[name].prompt_token_ids)
             if name not in self.started:
                 self.started.append(name)
-            self.names[admission.handle] = name
-            self.tables[admission.handle] = []
-        for replacement in plan.replacements:
-            self._check_found(replacement.handle, replacement.index, replacement.block_id)
-            self.tables[replacement.handle][replacement.index] = replacement.block_id
-        starts = dict(zip(plan.handles, plan.starts, strict=True))
-        for grant in plan.grants:
-            table = self.tables[grant.handle]
-            for block in grant.block_ids:
-                holders = [h for h, other in self.tables.items() if block in other]
-                if len(table) * self.block_size < starts.get(grant.handle, 0):
-                    self._check_found(grant.handle, len(table), block)
-                else:
-                    self.contents.pop(block, None)
-                    assert self.touched.get(block, 0) <= self.acknowledged, "a fence was passed"
-                    assert not holders, f"block {block} is given out twice"
-                table.append(block)
-        rows = [self.names[handle] for handle in plan.handles]
-        for handle in plan.handles:
-            self.touched.update(dict.fromkeys(self.tables[handle], plan.step))
+        losers = self.laws.follow(plan, admitted, self.acknowledged)
+        names = self.laws.names
+        rows = [names[handle] for handle in plan.handles]
         if not fenced:
             assert min(self.live(), key=self.urgency) in rows, "the most urgent must advance"
-        held_up = [name for name in self.names.values() if name not in rows]
+        held_up = [name for name in names.values() if name not in rows]
         for grant in plan.grants:
-            name = self.names[grant.handle]
-            assert all(self.urgency(name) < self.urgency(other) for other in held_up)
+            urgency = self.urgency(names[grant.handle])
+            assert all(urgency < self.urgency(other) for other in held_up)
         # Who lost a place while nothing could be planned is told of only now, and may be back.
         victims = [name for name in losers if name in self.live() and not self.planned_nothing]
         for victim in victims:
@@ -159,34 +153,11 @@ class Rig:
         assert len(plan.token_ids) <= self.max_step_tokens
         assert len(rows) <= self.max_running
 
-    def _check_found(self, handle: int, index: int, block: int) -> None:
-        """A block whose content counts: a committed step has written it, for just such a request.
-
-        What it holds depends on all tokens up to its end, and on what else decides the KV.
-        """
-        name = self.names[handle]
-        spec = self.specs[name]
-        assert spec.use_prefix_cache, f"{name} wants no part in the prefix index"
-        known = (*spec.prompt_token_ids, *self.outputs[name])
-        expected = (spec.extras, known[: (index + 1) * self.block_size])
-        assert self.contents.get(block) == expected, f"{name} is given a wrong block {block}"
-
-    def _note_written(self, plan: StepPlan) -> None:
-        """A committed step has filled blocks; only then may they be found."""
-        for handle, start, count in zip(plan.handles, plan.starts, plan.counts, strict=True):
-            spec = self.specs[self.names[handle]]
-            known = (*spec.prompt_token_ids, *self.outputs[spec.request_id])
-            for index in range(start // self.block_size, (start + count) // self.block_size):
-                self.contents[self.tables[handle][index]] = (
-                    spec.extras if spec.use_prefix_cache else None,
-                    known[: (index + 1) * self.block_size],
-                )
-
     def commit(self) -> None:
         assert self.in_flight is not None
         plan, result = self.in_flight
         self.in_flight = None
-        self._note_written(plan)
+        self.laws.commit(plan)
         for update in self.scheduler.commit(result, self.now):
             name = update.request_id
             assert name in self.live(), "news of a request that has ended"
@@ -197,6 +168,10 @@ class Rig:
                 self.ended.append(name)
                 if update.finish_reason is not FinishReason.ERROR:
                     self.compare(name)
+
+    def reset_prefix_cache(self) -> None:
+        self.scheduler.reset_prefix_cache()
+        self.laws.hide()
 
     def check(self) -> None:
         """The scheduler's own proof, and that its events tell what the prefix index holds."""
@@ -219,7 +194,7 @@ class Rig:
         """Let the step in flight answer that this request's logits could not be sampled."""
         assert self.in_flight is not None
         plan, result = self.in_flight
-        (handle,) = (handle for handle, name in self.names.items() if name == request_id)
+        (handle,) = (handle for handle, name in self.laws.names.items() if name == request_id)
         self.in_flight = plan, replace(result, errors=(*result.errors, RowError(handle, "failed")))
 
     def abort(self, request_id: str) -> None:
@@ -272,6 +247,7 @@ class Rig:
         assert ledger.blocks.free + ledger.blocks.cached == ledger.blocks.total == self.num_blocks
         assert ledger.requests.running == ledger.requests.waiting == ledger.requests.parked == 0
         assert ledger.stalled_steps == 0
+        assert ledger.host_blocks.free == self.num_host_blocks
 
 
 @pytest.fixture(scope="session")

@@ -154,5 +154,5 @@ def hold(batch: Batch, request: Request) -> None:
     request.handle = batch.new_handle()
     request.table.extend(batch.pool.allocate(1) or ())
     request.num_computed = 4
-    batch.promise(4)
-    batch.fulfil(4)
+    batch.holdings.promise(4)
+    batch.holdings.fulfil(4)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from blockyard.scheduler.block_keys import PrefixExtras, block_keys
+from blockyard.scheduler.config import PreemptionPolicy
 
 Make = Callable[..., Any]
 
@@ -27,8 +28,11 @@ def test_o01_whole_prompt_cached(make_rig: Make, prompt_of: Make) -> None:
     assert ledger.prompt_tokens == 4 * (32 + 31 + 33 + 16 + 1)
 
 
-def test_o02_preempted_then_admitted_on_a_hit(make_rig: Make, prompt_of: Make) -> None:
-    rig = make_rig(num_blocks=24, max_step_tokens=64)
+@pytest.mark.parametrize("policy", PreemptionPolicy)
+def test_o02_preempted_then_admitted_on_a_hit(
+    policy: PreemptionPolicy, make_rig: Make, prompt_of: Make
+) -> None:
+    rig = make_rig(num_blocks=24, max_step_tokens=64, policy=policy, num_host_blocks=10)
     for index in range(8):
         rig.submit(str(index), prompt_of(16) + prompt_of(8, index), max_tokens=40)
     rig.finish()
@@ -43,7 +47,9 @@ def test_o02_preempted_then_admitted_on_a_hit(make_rig: Make, prompt_of: Make) -
 def test_a_preempted_request_finds_its_own_generated_tokens(
     make_rig: Make, prompt_of: Make
 ) -> None:
-    rig = make_rig(num_blocks=12, max_running=1, max_step_tokens=40)
+    rig = make_rig(
+        num_blocks=12, max_running=1, max_step_tokens=40, policy=PreemptionPolicy.RECOMPUTE
+    )
     rig.submit("low", prompt_of(8), max_tokens=20)
     for _ in range(12):
         rig.step()

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 )
 
 from blockyard.scheduler.block_keys import PrefixExtras, block_keys
+from blockyard.scheduler.config import PreemptionPolicy
 from blockyard.scheduler.request import RequestRefused
 
 CONTEXT = 40
@@ -39,8 +40,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.sampled_from((1, 2, 4)),
         max_running=st.integers(1, 6),
         spare_tokens=st.integers(1, 12),
+        num_host_blocks=st.sampled_from((0, 1, 3, 20)),
+        policy=st.sampled_from(PreemptionPolicy),
+        link_rate=st.sampled_from((0.0, 0.1, 1.0, 10.0)),
     )
-    def start(self, num_blocks: int, block_size: int, max_running: int, spare_tokens: int) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_running: int,
+        spare_tokens: int,
+        num_host_blocks: int,
+        policy: PreemptionPolicy,
+        link_rate: float,
+    ) -> None:
         self.rig = self.make_rig(
             num_blocks,
             block_size,
@@ -48,6 +61,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_step_tokens=max_running + spare_tokens,
             context=CONTEXT,
             ranks=2,
+            num_host_blocks=num_host_blocks,
+            policy=policy,
+            prefill_rate=4.0,
+            link_rate=link_rate,
         )
 
     @rule(
@@ -142,8 +159,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rig.specs)
     @rule()
     def reset_prefix_cache(self) -> None:
-        self.rig.scheduler.reset_prefix_cache()
-        self.rig.contents.clear()
+        self.rig.reset_prefix_cache()
 
     @rule()
     def drain(self) -> None:

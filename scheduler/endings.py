@@ -1,0 +1,34 @@
+"""When a request ends, and what its client is told then. Pure: looks, changes nothing."""
+
+from blockyard.scheduler.request import FinishReason, Request, RequestUpdate, Timings
+
+__all__ = ["last_update", "reason_to_end"]
+
+
+def reason_to_end(request: Request, token: int) -> FinishReason | None:
+    """Why the token just appended is the last; None when it is not."""
+    sampling = request.spec.sampling
+    if token in sampling.stop_token_ids and request.num_output >= sampling.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(request.tokens) >= request.end_at else None
+
+
+def last_update(
+    request: Request, now: float, token_ids: tuple[int, ...], error: str = ""
+) -> RequestUpdate:
+    """The update that ends a request which took part in a step."""
+    started_at = now if request.started_at is None else request.started_at
+    first_token_at = now if request.first_token_at is None else request.first_token_at
+    return RequestUpdate(
+        request_id=request.request_id,
+        token_ids=token_ids,
+        finish_reason=request.finish_reason,
+        error=error,
+        cached_tokens=request.cached_tokens,
+        timings=Timings(
+            queue_seconds=started_at - request.arrived_at,
+            prefill_seconds=first_token_at - started_at,
+            decode_seconds=now - first_token_at,
+            preemptions=request.num_preemptions,
+        ),
+    )

@@ -1,0 +1,101 @@
+"""Blocks in requests' tables, and what is in their slots.
+
+The one place where tables and the pool's references change together, so that the counts of slots
+follow. A block in several tables is counted once. Knows requests only by their tables and token
+counts. Units: blocks, token slots.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from blockyard.scheduler.block_pool import BlockPool
+from blockyard.scheduler.ledger import SlotCounts
+from blockyard.scheduler.request import Request
+
+__all__ = ["Holdings"]
+
+
+class Holdings:
+    """What requests hold of one pool."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._size = pool.block_size
+        self._filled = 0
+        self._promised = 0
+        self._logical = 0
+
+    @property
+    def logical_tokens(self) -> int:
+        """Computed tokens that requests hold, shared ones counted for each."""
+        return self._logical
+
+    def counts(self) -> SlotCounts:
+        """Slots of active blocks by state, from counters."""
+        slots = self._pool.num_active * self._size
+        return SlotCounts(self._filled, self._promised, slots - self._filled - self._promised)
+
+    def promise(self, count: int) -> None:
+        """A step will fill `count` slots."""
+        self._promised += count
+
+    def fulfil(self, count: int) -> None:
+        """A step has filled `count` slots that were promised."""
+        self._promised -= count
+        self._filled += count
+        self._logical += count
+
+    def append_found(self, request: Request, block_ids: Sequence[int]) -> None:
+        """Share full blocks of the prefix index; the table must be full up to here."""
+        revived = self._pool.share(block_ids)
+        request.table.extend(block_ids)
+        request.num_computed += len(block_ids) * self._size
+        self._filled += revived * self._size
+        self._logical += len(block_ids) * self._size
+
+    def append_restored(self, request: Request, block_ids: Sequence[int], num_tokens: int) -> None:
+        """Append allocated blocks that a copy fills up to `num_tokens` tokens of the request."""
+        request.table.extend(block_ids)
+        self._filled += num_tokens - request.num_computed
+        self._logical += num_tokens - request.num_computed
+        request.num_computed = num_tokens
+
+    def exchange(self, request: Request, index: int, block_id: int) -> None:
+        """Hold another block with the same content instead of the full one at `index`."""
+        table = request.table.block_ids
+        own, table[index] = table[index], block_id
+        revived = self._pool.share((block_id,))
+        gone = self._pool.release((own,), request.last_step)
+        self._filled += (revived - len(gone)) * self._size
+
+    def shrink(self, request: Request, keep: int) -> int:
+        """Release a table's blocks from index `keep` on, the last first.
+
+        Blocks that a step may still touch are fenced by its number.
+
+        Returns:
+            How many of them nobody else holds.
+        """
+        size, computed = self._size, request.num_computed
+        full = computed // size
+        last = request.table.block_ids[max(keep, full) :]
+        gone = self._pool.release(request.table.shrink(keep), request.last_step)
+        tokens = len(gone) * size
+        for offset, block_id in enumerate(last):
+            if block_id in gone:
+                tokens -= size - max(0, computed - (max(keep, full) + offset) * size)
+        request.num_computed = min(computed, keep * size)
+        self._filled -= tokens
+        self._logical -= computed - request.num_computed
+        self._promised -= request.num_promised
+        request.num_promised = 0
+        return len(gone)
+
+    def num_exclusive(self, request: Request) -> int:
+        """Blocks at the table's end that nobody else holds.
+
+        Whoever shares a block shares all before it, so references never grow along a table.
+        """
+        table = request.table.block_ids
+        references = self._pool.references
+        return len(table) - bisect_left(table, -1, key=lambda block_id: -references(block_id))

@@ -1,0 +1,137 @@
+"""Blocks saved in host memory for requests that lost their place, and the moves there and back.
+
+A host block is written by one plan and read back by a later one; like a device block it is given
+out again only when every rank has finished the step that touched it last. Knows nothing of why
+blocks are saved. Units: blocks, steps.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from blockyard.scheduler.block_pool import BlockPool
+from blockyard.scheduler.ledger import BlockCounts
+from blockyard.scheduler.plan import BlockCopy
+from blockyard.scheduler.request import Request
+
+__all__ = ["HostBlocks"]
+
+
+class HostBlocks:
+    """The host pool, and the block moves of the plan being made."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._pool = BlockPool(num_blocks, block_size) if num_blocks else None
+        self._outs: dict[int, BlockCopy] = {}
+        self._ins: list[BlockCopy] = []
+        # Step in which each host block was, or will be, written; absent while its copy is pending.
+        self._written: dict[int, int] = {}
+        self.num_saved = 0
+        """Blocks ever copied out."""
+        self.num_restored = 0
+        """Blocks ever copied back."""
+
+    @property
+    def num_available(self) -> int:
+        """Host blocks that can be had now."""
+        return self._pool.num_available if self._pool is not None else 0
+
+    @property
+    def num_pending_outs(self) -> int:
+        """Blocks that the plan being made saves already."""
+        return len(self._outs)
+
+    def save(self, request: Request, first: int, block_ids: Sequence[int]) -> bool:
+        """Copy device blocks out; they are a request's blocks from index `first` on.
+
+        They come before those that it has here already, without a gap. When there is no room for
+        them the last of those make some: what comes before is worth more.
+
+        Returns:
+            False if there is no room for all of them even so.
+        """
+        if self._pool is None:
+            return False
+        missing = len(block_ids) - self._pool.num_available
+        if missing > len(request.host_ids):
+            return False
+        while missing > 0:
+            self._let_go(request.host_ids.pop())
+            missing -= 1
+        host_ids = self._pool.allocate(len(block_ids))
+        if host_ids is None:
+            return False  # a step may still touch what made room
+        for source, destination in zip(block_ids, host_ids, strict=True):
+            self._outs[destination] = BlockCopy(source, destination)
+        request.host_ids[:0] = host_ids
+        request.host_start = first
+        self.num_saved += len(host_ids)
+        return True
+
+    def num_restorable(self, request: Request, base: int) -> int:
+        """Blocks here that continue a request's first `base` blocks without a gap."""
+        end = request.host_start + len(request.host_ids)
+        return max(0, end - base) if request.host_start <= base else 0
+
+    def restore(self, request: Request, block_ids: Sequence[int], step: int) -> None:
+        """Copy a request's last blocks back into these device blocks, and let go of all it has."""
+        first = len(request.host_ids) - len(block_ids)
+        back = request.host_ids[first:]
+        del request.host_ids[first:]
+        self._ins += map(BlockCopy, back, block_ids)
+        self.num_restored += len(back)
+        for host_id in back:
+            self._release(host_id, step)
+        self.drop(request)
+
+    def drop(self, request: Request) -> None:
+        """Let go of all that a request has here; a second call finds nothing."""
+        for host_id in request.host_ids:
+            self._let_go(host_id)
+        request.host_ids.clear()
+        request.host_start = 0
+
+    def take_moves(self, step: int) -> tuple[tuple[BlockCopy, ...], tuple[BlockCopy, ...]]:
+        """Copies out and copies back for plan `step`, which will carry them out."""
+        moves = tuple(self._outs.values()), tuple(self._ins)
+        self._written.update(dict.fromkeys(self._outs, step))
+        self._outs.clear()
+        self._ins.clear()
+        return moves
+
+    def acknowledge(self, step: int) -> None:
+        """Every rank has finished `step`."""
+        if self._pool is not None:
+            self._pool.acknowledge(step)
+
+    def counts(self) -> BlockCounts:
+        """Host blocks by state."""
+        return self._pool.counts() if self._pool is not None else BlockCounts(0, 0, 0, 0, 0)
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Prove that each host block that is held is one request's.
+
+        Raises:
+            AssertionError: naming the block or the request.
+        """
+        if self._pool is None:
+            return
+        self._pool.check()
+        held = self._pool.held()
+        for request in requests:
+            for host_id in request.host_ids:
+                if held.pop(host_id, 0) != 1:
+                    raise AssertionError(
+                        f"request {request.request_id!r} names host block {host_id}, which is not "
+                        "its own"
+                    )
+        if held:
+            raise AssertionError(f"host blocks {sorted(held)} are held for nobody")
+
+    def _let_go(self, host_id: int) -> None:
+        """Release a block that is not brought back; a copy that is still pending is called off."""
+        pending = self._outs.pop(host_id, None)
+        self._release(host_id, 0 if pending is not None else self._written[host_id])
+
+    def _release(self, host_id: int, fence_step: int) -> None:
+        if self._pool is not None:
+            self._written.pop(host_id, None)
+            self._pool.release((host_id,), fence_step)
