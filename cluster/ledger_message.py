@@ -19,7 +19,7 @@ __all__ = ["ledger_message"]
 def ledger_message(report: GroupReport) -> cluster_pb2.GroupLedger:
     """One group's books as a message."""
     ledger, books = report.ledger, report.books
-    requests = ledger.requests
+    requests, preempted = ledger.requests, ledger.preempted
     bytes_per_slot = books.facts.block_bytes // ledger.block_size if books.facts else None
     return cluster_pb2.GroupLedger(
         blocks=_blocks(ledger.blocks),
@@ -37,11 +37,23 @@ def ledger_message(report: GroupReport) -> cluster_pb2.GroupLedger:
         dtype=report.dtype,
         tokens=_tokens(ledger),
         wastes=_wastes(ledger),
+        host_blocks=_blocks(ledger.host_blocks),
         ranks=_ranks(ledger, books.facts, books.allocators),
         sum=_sum(ledger, books.facts, books.allocators, report.device),
         contiguous=[_contiguous(policy, bytes_per_slot) for policy in books.shadow],
         summary=summary_line(books.shadow[0], ledger) if books.shadow else "",
         audit=books.audit,
+        preempted=cluster_pb2.PreemptionCounts(
+            swapped=preempted.swapped,
+            recomputed=preempted.recomputed,
+            held=preempted.held,
+            blocks_out=preempted.blocks_out,
+            blocks_in=preempted.blocks_in,
+            swap_estimated_seconds=preempted.swap_estimated_seconds,
+            swap_seconds=preempted.swap_seconds,
+            recompute_estimated_seconds=preempted.recompute_estimated_seconds,
+            recompute_seconds=preempted.recompute_seconds,
+        ),
     )
 
 
@@ -110,6 +122,7 @@ def _rank(
         block_bytes=facts.block_bytes,
         blocks=_blocks(ledger.blocks, facts.block_bytes),
         slots=_slots(ledger.slots, facts.block_bytes, ledger.block_size),
+        host_blocks=_blocks(ledger.host_blocks, facts.block_bytes),
         weight_bytes=facts.weight_bytes,
         activation_bytes=facts.activation_bytes,
         graph_bytes=facts.graph_bytes,
@@ -140,6 +153,7 @@ def _sum(
         block_bytes=facts.block_bytes,
         blocks=_blocks(ledger.blocks, facts.block_bytes),
         slots=_slots(ledger.slots, facts.block_bytes, ledger.block_size),
+        host_blocks=_blocks(ledger.host_blocks, facts.block_bytes),
         weight_bytes=facts.weight_bytes,
         activation_bytes=facts.activation_bytes,
         graph_bytes=facts.graph_bytes,

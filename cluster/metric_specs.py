@@ -74,6 +74,11 @@ def _wastes(report: GroupReport) -> Samples:
     yield ("external",), 0.0
 
 
+def _swapped(report: GroupReport) -> Samples:
+    yield ("out",), report.ledger.preempted.blocks_out
+    yield ("in",), report.ledger.preempted.blocks_in
+
+
 def _filled_ratio(report: GroupReport) -> float:
     ledger = report.ledger
     return _ratio(ledger.slots.filled, ledger.blocks.active * ledger.block_size)
@@ -128,6 +133,10 @@ METRICS: tuple[MetricSpec, ...] = (
         (*_GROUP, "state"), lambda r: _states(r.ledger.blocks, _BLOCK_STATES),
     ),
     MetricSpec(
+        "blockyard_host_blocks", "Blocks in host memory by state; they add up to that pool.",
+        (*_GROUP, "state"), lambda r: _states(r.ledger.host_blocks, _BLOCK_STATES),
+    ),
+    MetricSpec(
         "blockyard_slots", "Token slots of active blocks by state.",
         (*_GROUP, "state"), lambda r: _states(r.ledger.slots, _SLOT_STATES),
     ),
@@ -165,6 +174,15 @@ METRICS: tuple[MetricSpec, ...] = (
         _GROUP, _one(lambda r: r.ledger.preemptions),
     ),
     MetricSpec(
+        "blockyard_preempted_total", "The same by what became of the blocks taken first.",
+        (*_GROUP, "kind"),
+        lambda r: _states(r.ledger.preempted, ("swapped", "recomputed", "held")),
+    ),
+    MetricSpec(
+        "blockyard_swapped_blocks_total", "Blocks moved to host memory, and back.",
+        (*_GROUP, "direction"), _swapped,
+    ),
+    MetricSpec(
         "blockyard_stalled_steps_total", "Plans that computed nothing while work waited.",
         _GROUP, _one(lambda r: r.ledger.stalled_steps),
     ),
@@ -188,6 +206,11 @@ METRICS: tuple[MetricSpec, ...] = (
         "blockyard_block_bytes", "A rank's bytes of KV blocks by state.",
         (*_RANK, "state"),
         lambda r: _states(r.ledger.blocks, _BLOCK_STATES, r.facts.block_bytes),
+    ),
+    MetricSpec(
+        "blockyard_host_block_bytes", "A rank's bytes of blocks in host memory by state.",
+        (*_RANK, "state"),
+        lambda r: _states(r.ledger.host_blocks, _BLOCK_STATES, r.facts.block_bytes),
     ),
     MetricSpec(
         "blockyard_slot_bytes", "A rank's bytes of the slots of active blocks by state.",

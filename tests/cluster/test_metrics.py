@@ -16,6 +16,7 @@ from blockyard.cluster.group_books import facts_of
 from blockyard.cluster.metric_specs import METRICS
 from blockyard.cluster.metrics import encode_reports
 from blockyard.cluster.metrics_endpoint import MetricsEndpoint
+from blockyard.scheduler.ledger import BlockCounts, PreemptionCounts
 from blockyard.scheduler.shadow import ContiguousShadow
 from blockyard.workers.config import AllocatorMemory, WorkerProfile
 
@@ -32,8 +33,14 @@ def full(report: Any) -> Any:
         WorkerProfile(10, 1600, 7000, 300, "cuda", "bfloat16"),
         WorkerProfile(10, 800, 5000, 200, "cuda", "bfloat16"),
     ]
+    ledger = replace(
+        report.ledger,
+        host_blocks=BlockCounts(total=6, free=2, cached=0, active=3, fenced=1),
+        preempted=PreemptionCounts(swapped=2, recomputed=1, blocks_out=5, blocks_in=4),
+    )
     books = replace(
         report.books,
+        ledger=ledger,
         shadow=shadow.report(4.0),
         facts=facts_of(profiles),
         allocators=(AllocatorMemory(900, 600, 300, 60), None),
@@ -42,10 +49,14 @@ def full(report: Any) -> Any:
 
 
 def samples_of(*reports: Any) -> dict[tuple[str, ...], float]:
-    """Values by name and labels, `blockyard_` left out."""
+    """Values by name and labels in declared order, `blockyard_` left out."""
+    labels = {metric.name: metric.labels for metric in METRICS}
     text = encode_reports(reports, "")[0].decode()
     return {
-        (sample.name.removeprefix("blockyard_"), *sample.labels.values()): sample.value
+        (
+            sample.name.removeprefix("blockyard_"),
+            *(sample.labels[label] for label in labels[sample.name]),
+        ): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -66,6 +77,10 @@ def test_values_are_those_of_the_books(full: Any) -> None:
     assert samples["waste_ratio", group, "external"] == 0
     assert samples["filled_ratio", group] == 40 / 48
     assert samples["pool_filled_ratio", group] == 40 / 160
+    assert samples["host_blocks", group, "active"] == 3
+    assert samples["host_block_bytes", group, "1", "fenced"] == 800
+    assert samples["preempted_total", group, "swapped"] == 2
+    assert samples["swapped_blocks_total", group, "in"] == 4
     assert samples["steps_total", group] == 77
     assert samples["preemptions_total", group] == 3
     assert samples["memory_bytes", group, "1", "weights"] == 5000
@@ -112,7 +127,7 @@ def test_the_page_names_every_value_of_a_label(metric: Any, full: Any) -> None:
         return
     name = metric.name.removeprefix("blockyard_")
     values = {key[-1] for key in samples_of(full) if key[0] == name}
-    if metric.name not in ("blockyard_block_bytes", "blockyard_slot_bytes"):
+    if not metric.name.endswith(("block_bytes", "slot_bytes")):  # the states of the counts
         assert {value for value in values if f"`{value}`" not in row} == set()
 
 

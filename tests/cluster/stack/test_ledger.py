@@ -4,16 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from blockyard.cluster.cli_ledger import ledger_object
 from blockyard.cluster.client import GenerationClient, ServerError
-from blockyard.cluster.group_books import facts_of
+from blockyard.cluster.group_books import GroupBooks, facts_of
 from blockyard.cluster.grpc_front import GrpcFront
 from blockyard.cluster.ledger_message import ledger_message
 from blockyard.protos import cluster_pb2
+from blockyard.scheduler.ledger import BlockCounts, PreemptionCounts
 from blockyard.scheduler.request import RequestSpec
 from blockyard.workers.config import AllocatorMemory, WorkerProfile
 
@@ -258,6 +260,22 @@ def count_looks(stack: Any) -> list[int]:
 
     stack.dispatcher.reports = counted
     return looks
+
+
+def test_the_host_pool_and_the_kinds_of_preemption_are_told(report: Any) -> None:
+    ledger = replace(
+        report.ledger,
+        host_blocks=BlockCounts(total=6, free=2, cached=0, active=3, fenced=1),
+        preempted=PreemptionCounts(2, 1, 0, 5, 4, 0.5, 0.25, 1.5, 1.25),
+    )
+    books = GroupBooks(ledger, facts=facts_of(PROFILES))
+    group = ledger_message(replace(report, books=books))
+    host = group.host_blocks
+    assert (host.total, host.free, host.active, host.fenced) == (6, 2, 3, 1)
+    assert [rank.host_blocks.active for rank in group.ranks] == [3 * 4096, 3 * 2048]
+    assert group.sum.host_blocks.total == 6 * 6144
+    for field in group.preempted.DESCRIPTOR.fields:
+        assert getattr(group.preempted, field.name) == getattr(ledger.preempted, field.name)
 
 
 def test_what_is_not_known_is_null_in_json(report: Any) -> None:
