@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from blockyard.scheduler.config import SchedulerConfig
-from blockyard.scheduler.roofline import H200, LLAMA_8B
+from blockyard.scheduler.cost_model import RateMeter
+from blockyard.scheduler.ledger import PreemptionCounts
+from blockyard.scheduler.roofline import H200, LLAMA_8B, step_seconds
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.scheduler.simulation import (
     Outcome,
@@ -26,6 +28,8 @@ _BLOCK_SIZE = 16
 _MEMORY_BYTES = 141e9
 _USABLE_SHARE = 0.9
 _ACTIVATION_BYTES = 4e9
+_HOST_BYTES = 64e9
+_CHUNK = 512
 _PROMPT_MEAN = 1000
 _OUTPUT_MEAN = 400
 _LONGEST = 4096
@@ -56,14 +60,14 @@ def measure_oversubscription(
     """Run both; takes some ten seconds. `num_blocks` is what an H200 has room for if not given."""
     pool = num_blocks or _h200_blocks()
     progress(f"as many requests as are sure to fit in {pool:,} blocks")
-    baseline = _run(pool, demand=1.0, never_over=True)
+    baseline, _ = _run(pool, demand=1.0, never_over=True)
     progress("requests for twice as many blocks")
-    over = _run(pool, demand=2.0, never_over=False)
+    over, preempted = _run(pool, demand=2.0, never_over=False)
     return OversubscriptionBench(
         goodput_ratio=round(over.useful_tokens_per_second / baseline.useful_tokens_per_second, 4),
         recomputed_ratio=round(over.recomputed_ratio, 4),
         zero_progress_steps=over.zero_progress_steps,
-        preemptions={"swap": 0, "recompute": over.preemptions},
+        preemptions={"swap": preempted.swapped, "recompute": preempted.recomputed},
     )
 
 
@@ -73,8 +77,9 @@ def _h200_blocks() -> int:
     return int(room // (LLAMA_8B.kv_bytes_per_token * _BLOCK_SIZE))
 
 
-def _run(num_blocks: int, demand: float, never_over: bool) -> Outcome:
+def _run(num_blocks: int, demand: float, never_over: bool) -> tuple[Outcome, PreemptionCounts]:
     """One run: twice as many requests as fit end before counting begins, then four times so."""
+    block_bytes = LLAMA_8B.kv_bytes_per_token * _BLOCK_SIZE
     config = SchedulerConfig(
         max_context_tokens=2 * _LONGEST,
         block_size=_BLOCK_SIZE,
@@ -84,8 +89,14 @@ def _run(num_blocks: int, demand: float, never_over: bool) -> Outcome:
     )
     slots = num_blocks * _BLOCK_SIZE
     fitting = slots // (_PROMPT_MEAN + _OUTPUT_MEAN)
-    return run_closed_loop(
-        Scheduler(config, num_blocks),
+    rates = RateMeter(
+        block_bytes,
+        prefill_tokens_per_second=_CHUNK / step_seconds(LLAMA_8B, H200, [0], [_CHUNK]),
+        link_bytes_per_second=H200.link_bytes_per_second,
+    )
+    scheduler = Scheduler(config, num_blocks, int(_HOST_BYTES // block_bytes), rates)
+    outcome = run_closed_loop(
+        scheduler,
         SimulatedDevice(LLAMA_8B, H200, _BLOCK_SIZE),
         log_normal_requests(_SEED, _PROMPT_MEAN, _OUTPUT_MEAN, _LONGEST),
         demand_slots=int(demand * slots),
@@ -93,3 +104,4 @@ def _run(num_blocks: int, demand: float, never_over: bool) -> Outcome:
         measured=max(600, 4 * fitting),
         never_over=never_over,
     )
+    return outcome, scheduler.ledger().preempted
