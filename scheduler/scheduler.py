@@ -5,6 +5,8 @@ preemption are the same walk. One step is in flight at a time. Pure: no device, 
 is passed in, in seconds), no thread safety: one owner calls it. Units: tokens, blocks, steps.
 """
 
+from collections.abc import Callable, Sequence
+
 from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.block_table import BlockTable
 from blockyard.scheduler.config import SchedulerConfig
@@ -25,6 +27,7 @@ from blockyard.scheduler.request import (
     RequestState,
     RequestUpdate,
 )
+from blockyard.scheduler.run_ahead import run_ahead, steady_steps
 
 __all__ = ["Scheduler", "StepOrderError"]
 
@@ -215,6 +218,19 @@ class Scheduler:
         if step > self._step:
             raise StepOrderError(f"step {step} is acknowledged, the newest planned is {self._step}")
         self._batch.acknowledge(step)
+
+    def steady_steps(self) -> int:
+        """How many steps from now on `run_ahead` may do; 0 unless all who are here decode."""
+        return 0 if self._in_flight is not None else steady_steps(self._batch)
+
+    def run_ahead(self, seconds: Sequence[float], answer: Callable[[str], int]) -> None:
+        """Do one steady step for each length in `seconds`; for simulations, nobody is told.
+
+        The books are those after as many calls of `plan`, `commit` and `acknowledge`. `answer`
+        tells the token of a request id.
+        """
+        self._step += len(seconds)
+        run_ahead(self._batch, self._step, seconds, answer)
 
     def reset_prefix_cache(self) -> None:
         """Forget all blocks that could be found, such as after a change that extras do not tell.
