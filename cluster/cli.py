@@ -5,11 +5,13 @@ they run, so that help is quick. Exit codes: 0 done, 1 failed, 2 misused, 130 in
 import typer
 
 from blockyard.cluster.cli_bench import bench_app
+from blockyard.cluster.cli_calibrate import calibrate
 from blockyard.cluster.cli_generate import generate
 from blockyard.cluster.cli_ledger import ledger
 from blockyard.cluster.cli_measure import measure
 from blockyard.cluster.cli_model import model_app
 from blockyard.cluster.cli_plan import plan
+from blockyard.cluster.cli_replay import replay
 from blockyard.cluster.cli_serve import demo, serve
 
 __all__ = ["app", "main"]
@@ -29,6 +31,8 @@ app.command("generate")(generate)
 app.command("ledger")(ledger)
 app.command("plan")(plan)
 app.command("measure")(measure)
+app.command("replay")(replay)
+app.command("calibrate")(calibrate)
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
 

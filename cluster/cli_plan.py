@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from blockyard.cluster.model_shape import FoundShape
     from blockyard.scheduler.lengths import Lengths
 
-__all__ = ["plan", "read_lengths"]
+__all__ = ["find_model", "plan", "read_lengths"]
 
 
 def plan(
@@ -98,7 +98,7 @@ def plan(
         return None if text is None else parse_bytes(text)
 
     try:
-        found = _find(model, shape)
+        found = find_model(model, shape)
         limit = max_seq_len or (found.context_tokens if found is not None else None)
         budget = None
         if found is not None:
@@ -175,7 +175,12 @@ def read_lengths(text: str) -> "Lengths":
     return constant_lengths(figures["mean"])
 
 
-def _find(model: str | None, shape: str | None) -> "FoundShape | None":
+def find_model(model: str | None, shape: str | None) -> "FoundShape | None":
+    """The model that `--model` or `--shape` names; None when neither is given.
+
+    Raises:
+        ValueError: both are given, or nobody knows it.
+    """
     from blockyard.cluster.model_shape import FoundShape, find_shape
     from blockyard.scheduler.kv_math import parse_shape
 

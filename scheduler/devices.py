@@ -1,12 +1,14 @@
 """Devices that a replay can pretend to have: their memory and their speed, by name or from JSON.
 
-Figures of known devices are from their data sheets; a file carries what somebody measured. Units:
-bytes, bytes and operations a second, seconds.
+Figures of known devices are from their data sheets; a file tells another data sheet, or what was
+measured with one model. Units: bytes, bytes and operations a second, seconds.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
+from blockyard.scheduler.measured_cost import MeasuredCost
 from blockyard.scheduler.roofline import H200, DeviceSpeed
 
 __all__ = ["KNOWN_DEVICES", "Device", "DeviceUnknown", "device_from_json", "device_to_json"]
@@ -18,11 +20,14 @@ class DeviceUnknown(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device. `memory_bytes` is what a framework reports, not what the box says."""
+    """One device. `memory_bytes` is what a framework reports, not what the box says.
+
+    `speed` is for any model, by a roofline; a `MeasuredCost` for the one it was measured with.
+    """
 
     name: str
     memory_bytes: int
-    speed: DeviceSpeed
+    speed: DeviceSpeed | MeasuredCost
 
 
 KNOWN_DEVICES = {
@@ -34,34 +39,58 @@ KNOWN_DEVICES = {
 
 
 def device_from_json(name: str, value: object) -> Device:
-    """A device from the fields of `DeviceSpeed` and `memory_bytes`.
+    """A device from `memory_bytes` and either the fields of `DeviceSpeed` or a `measured` object.
 
     Raises:
         DeviceUnknown: naming the field that is missing, unknown or not a positive number.
     """
     if not isinstance(value, Mapping):
         raise DeviceUnknown(f"{name} holds no JSON object that describes a device")
-    known = [field.name for field in fields(DeviceSpeed)]
-    unknown = sorted(set(value) - {*known, "memory_bytes", "name"})
+    title = str(value.get("name", name))
+    if "measured" in value:
+        memory = _numbers(name, value, ("memory_bytes",), ("name", "measured"))["memory_bytes"]
+        try:
+            measured = dict(value["measured"])
+            for field in ("token_counts", "token_seconds"):
+                measured[field] = tuple(measured[field])
+            return Device(title, int(memory), MeasuredCost(**measured))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DeviceUnknown(
+                f"{name}: `measured` is not as blockyard calibrate writes it ({error}); run it anew"
+            ) from None
+    required = tuple(field.name for field in fields(DeviceSpeed))[:3]
+    optional = tuple(field.name for field in fields(DeviceSpeed))[3:]
+    numbers = _numbers(name, value, ("memory_bytes", *required), ("name", *optional))
+    memory = numbers.pop("memory_bytes")
+    return Device(title, int(memory), DeviceSpeed(**numbers))
+
+
+def device_to_json(device: Device) -> dict[str, Any]:
+    """The object that `device_from_json` reads back."""
+    head: dict[str, Any] = {"name": device.name, "memory_bytes": device.memory_bytes}
+    if isinstance(device.speed, MeasuredCost):
+        return {**head, "measured": asdict(device.speed)}
+    return {**head, **asdict(device.speed)}
+
+
+def _numbers(
+    name: str, value: Mapping[str, Any], required: tuple[str, ...], optional: tuple[str, ...]
+) -> dict[str, float]:
+    """The fields that are numbers, each above 0."""
+    known = (*required, *optional)
+    unknown = sorted(set(value) - set(known))
     if unknown:
-        raise DeviceUnknown(
-            f"{name}: no field {unknown[0]!r} is known; give memory_bytes, {', '.join(known)}"
-        )
+        raise DeviceUnknown(f"{name}: no field {unknown[0]!r} is known; give {', '.join(known)}")
     numbers: dict[str, float] = {}
-    for field in ("memory_bytes", *known):
+    for field in known:
+        if field in ("name", "measured"):
+            continue
         if field not in value:
-            if field in known[3:]:
-                continue  # has a default
-            raise DeviceUnknown(f"{name} lacks {field}")
+            if field in required:
+                raise DeviceUnknown(f"{name} lacks {field}")
+            continue
         number = value[field]
         if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
             raise DeviceUnknown(f"{name}: {field} is {number!r}; it must be a number above 0")
         numbers[field] = float(number)
-    memory = int(numbers.pop("memory_bytes"))
-    return Device(str(value.get("name", name)), memory, DeviceSpeed(**numbers))
-
-
-def device_to_json(device: Device) -> dict[str, object]:
-    """The object that `device_from_json` reads back."""
-    speed = {field.name: getattr(device.speed, field.name) for field in fields(DeviceSpeed)}
-    return {"name": device.name, "memory_bytes": device.memory_bytes, **speed}
+    return numbers

@@ -6,20 +6,47 @@ looking at their rows. Good for comparing, not for promises. Units: tokens, bloc
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from blockyard.scheduler.kv_math import ModelShape, element_bits
 from blockyard.scheduler.roofline import DeviceSpeed, step_seconds
 from blockyard.scheduler.roofline import ModelShape as CostShape
 
-__all__ = ["StepCost", "make_step_cost"]
+__all__ = ["RooflineCost", "StepCost", "make_step_cost"]
 
 _COLLECTIVE_SECONDS = 10e-6
 """One all-reduce of a few rows over NVLink; a layer needs two."""
 
 
+class StepCost(Protocol):
+    """What steps of a group cost, however it is known. Sizes and rates are of one rank."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        ...
+
+    @property
+    def link_bytes_per_second(self) -> float:
+        """To host memory and back."""
+        ...
+
+    def compute_seconds(self, starts: Sequence[int], counts: Sequence[int]) -> float:
+        """A step whose rows compute `counts[i]` tokens from position `starts[i]` on."""
+        ...
+
+    def decode_seconds(self, num_rows: int, context_tokens: int) -> float:
+        """A step of one token a row, whose rows read `context_tokens` tokens in all."""
+        ...
+
+    def copy_seconds(self, num_blocks: int) -> float:
+        """Blocks moved to host memory or back."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class StepCost:
-    """What steps cost on one rank of a group.
+class RooflineCost:
+    """What steps cost on one rank of a group by its device's data sheet.
 
     Attributes:
         shape: this rank's part of the model.
@@ -30,6 +57,16 @@ class StepCost:
     shape: CostShape
     speed: DeviceSpeed
     block_size: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.block_size * self.shape.kv_bytes_per_token
+
+    @property
+    def link_bytes_per_second(self) -> float:
+        """To host memory and back."""
+        return self.speed.link_bytes_per_second
 
     def compute_seconds(self, starts: Sequence[int], counts: Sequence[int]) -> float:
         """A step whose rows compute `counts[i]` tokens from position `starts[i]` on."""
@@ -53,13 +90,12 @@ class StepCost:
 
     def copy_seconds(self, num_blocks: int) -> float:
         """Blocks moved to host memory or back."""
-        block_bytes = self.block_size * self.shape.kv_bytes_per_token
-        return num_blocks * block_bytes / self.speed.link_bytes_per_second
+        return num_blocks * self.block_bytes / self.speed.link_bytes_per_second
 
 
 def make_step_cost(
     shape: ModelShape, speed: DeviceSpeed, block_size: int, num_ranks: int, dtype: str = "fp16"
-) -> StepCost:
+) -> RooflineCost:
     """Costs of a model split over `num_ranks` devices.
 
     The number of query heads, which `shape` does not tell, is estimated from its parameters: a
@@ -88,4 +124,4 @@ def make_step_cost(
         head_dim=shape.head_dim,
         bytes_per_element=max(1, element_bits(dtype) // 8),
     )
-    return StepCost(rank_shape, rank_speed, block_size)
+    return RooflineCost(rank_shape, rank_speed, block_size)
