@@ -86,7 +86,7 @@ def test_every_method_of_the_protos_is_registered(add: Any, service: Any) -> Non
     assert handler.service_name() == service.full_name
     for method in service.methods:
         call = handler.service(_Call(f"/{service.full_name}/{method.name}"))
-        assert call.response_streaming is (method.name == "GenerateStream")
+        assert call.response_streaming is method.server_streaming
 
 
 def test_health_is_registered() -> None:
