@@ -12,6 +12,7 @@ from operator import attrgetter
 from blockyard.scheduler.audit import check_slots, check_states, check_tables
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
+from blockyard.scheduler.explain import SchedulerView
 from blockyard.scheduler.holdings import Holdings
 from blockyard.scheduler.host_blocks import HostBlocks
 from blockyard.scheduler.ledger import RequestCounts
@@ -195,6 +196,20 @@ class Batch:
         """Every rank has finished `step`."""
         self.pool.acknowledge(step)
         self.parking.host.acknowledge(step)
+
+    def view(self, step: int) -> SchedulerView:
+        """What an explanation reads, after `step` was planned. Sorts the queue."""
+        return SchedulerView(
+            step=step,
+            running=self.running,
+            queued=self.queue.ordered(),
+            prefix_owners=self.cache.waits.owners(),
+            max_running=self.config.max_running,
+            num_available=self.pool.num_available,
+            num_fenced=self.pool.num_fenced,
+            watermark=self.watermark.blocks(len(self.running)),
+            rates=self.parking.rates.model(),
+        )
 
     def request_counts(self) -> RequestCounts:
         """Requests by state, from counters."""

@@ -14,7 +14,14 @@ from enum import StrEnum
 from blockyard.scheduler.cost_model import CostModel
 from blockyard.scheduler.request import Request, RequestState
 
-__all__ = ["DeadlineMiss", "DeadlineVerdict", "DeadlineWatch", "judge_deadline"]
+__all__ = [
+    "DeadlineMiss",
+    "DeadlineVerdict",
+    "DeadlineWatch",
+    "fewest_outputs",
+    "judge_deadline",
+    "least_tokens",
+]
 
 _CERTAINTY = 0.7
 """An estimate counts as this part of itself: a rate may be better tomorrow."""
@@ -54,7 +61,7 @@ class DeadlineVerdict:
 def judge_deadline(
     left_seconds: float,
     own_tokens: int,
-    fewest_outputs: int,
+    num_outputs: int,
     tokens_ahead: int,
     rates: CostModel,
 ) -> DeadlineVerdict | None:
@@ -63,7 +70,7 @@ def judge_deadline(
     Args:
         left_seconds: until the deadline.
         own_tokens: tokens that it has still to compute before its first one comes.
-        fewest_outputs: tokens that its answer has at the least.
+        num_outputs: tokens that its answer has at the least.
         tokens_ahead: tokens to compute for those that are served before it.
         rates: as measured now; a rate of 0 is not.
     """
@@ -71,13 +78,23 @@ def judge_deadline(
         return DeadlineVerdict(DeadlineMiss.PASSED, left_seconds, 0.0)
     if not rates.prefill_tokens_per_second:
         return None
-    own = _own_seconds(own_tokens, fewest_outputs, rates)
+    own = _own_seconds(own_tokens, num_outputs, rates)
     if own * _CERTAINTY > left_seconds:
         return DeadlineVerdict(DeadlineMiss.WORK, left_seconds, own)
     both = own + rates.recompute_seconds(tokens_ahead)
     if both * _CERTAINTY > left_seconds:
         return DeadlineVerdict(DeadlineMiss.QUEUE, left_seconds, both)
     return None
+
+
+def least_tokens(request: Request) -> int:
+    """What a request has to compute until its first token, less what was found of it last."""
+    return len(request.tokens) - len(request.path) * request.table.block_size
+
+
+def fewest_outputs(request: Request) -> int:
+    """Tokens that its answer has at the least."""
+    return max(1, request.spec.sampling.min_tokens)
 
 
 class DeadlineWatch:
@@ -118,8 +135,8 @@ class DeadlineWatch:
             if request.state is not RequestState.WAITING or request.started_at is not None:
                 continue
             tokens = own_tokens(request)
-            fewest = _fewest_outputs(request)
-            verdict = judge_deadline(_deadline_at(request) - now, tokens, fewest, 0, rates)
+            left = _deadline_at(request) - now
+            verdict = judge_deadline(left, tokens, fewest_outputs(request), 0, rates)
             if verdict is not None:
                 missed.append((request, verdict))
             else:
@@ -136,10 +153,6 @@ def _deadline_at(request: Request) -> float:
     return request.arrived_at + seconds
 
 
-def _fewest_outputs(request: Request) -> int:
-    return max(1, request.spec.sampling.min_tokens)
-
-
 def _due_at(request: Request, own_tokens: int, rates: CostModel) -> float:
     """The moment from which its own work would miss the deadline, at the rates of now.
 
@@ -148,11 +161,10 @@ def _due_at(request: Request, own_tokens: int, rates: CostModel) -> float:
     """
     if not rates.prefill_tokens_per_second:
         return _deadline_at(request)
-    return _deadline_at(request) - _CERTAINTY * _own_seconds(
-        own_tokens, _fewest_outputs(request), rates
-    )
+    own = _own_seconds(own_tokens, fewest_outputs(request), rates)
+    return _deadline_at(request) - _CERTAINTY * own
 
 
-def _own_seconds(own_tokens: int, fewest_outputs: int, rates: CostModel) -> float:
+def _own_seconds(own_tokens: int, num_outputs: int, rates: CostModel) -> float:
     """The first token comes with the last step of the prefill; each other takes a step."""
-    return rates.recompute_seconds(own_tokens) + (fewest_outputs - 1) * rates.step_seconds
+    return rates.recompute_seconds(own_tokens) + (num_outputs - 1) * rates.step_seconds

@@ -1,15 +1,24 @@
 """What can never be served is refused at the door, with the numbers. Units: tokens and blocks.
 
-Knows the limits of the model and of the whole pool; knows nothing of the present load.
+What could be served but not now is refused too, as the load's fault and not the caller's.
 The last token of an answer is sent but never read back, so it needs no slot: a request needs
 `prompt + max_tokens - 1` slots.
 """
 
+from collections.abc import Container
+
 from blockyard.scheduler.block_keys import MAX_TOKEN_ID
 from blockyard.scheduler.config import SchedulerConfig
-from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
+from blockyard.scheduler.cost_model import CostModel
+from blockyard.scheduler.deadline import (
+    DeadlineMiss,
+    fewest_outputs,
+    judge_deadline,
+    least_tokens,
+)
+from blockyard.scheduler.request import RefusalCode, Request, RequestRefused, RequestSpec
 
-__all__ = ["resolve_max_tokens"]
+__all__ = ["refuse_hopeless", "refuse_now", "resolve_max_tokens"]
 
 
 def resolve_max_tokens(spec: RequestSpec, config: SchedulerConfig, num_blocks: int) -> int:
@@ -62,6 +71,58 @@ def resolve_max_tokens(spec: RequestSpec, config: SchedulerConfig, num_blocks: i
             f"only {max_tokens} fit; ask for {max_tokens} or fewer",
         )
     return max_tokens
+
+
+def refuse_now(
+    request_id: str,
+    served: Container[str],
+    draining: bool,
+    num_waiting: int,
+    config: SchedulerConfig,
+) -> None:
+    """Refuse what is not to be queued at this moment, whatever it asks.
+
+    Raises:
+        RequestRefused: INVALID when the id is in use, for nobody could tell their tokens apart;
+            UNAVAILABLE when draining; EXHAUSTED when too many wait.
+    """
+    if request_id in served:
+        raise _invalid(
+            "request_id",
+            f"a request with id {request_id!r} is being served; choose another id or wait until "
+            "it ends",
+        )
+    if draining:
+        raise RequestRefused(
+            RefusalCode.UNAVAILABLE, "the server is shutting down; ask another one"
+        )
+    if num_waiting >= config.max_waiting:
+        raise RequestRefused(
+            RefusalCode.EXHAUSTED,
+            f"{num_waiting} requests wait already, at most {config.max_waiting} may; try again "
+            "later",
+        )
+
+
+def refuse_hopeless(request: Request, tokens_ahead: int, rates: CostModel) -> None:
+    """Refuse a request whose deadline cannot be met, so that its client may try elsewhere.
+
+    Raises:
+        RequestRefused: INVALID when it could not be met by anybody at these rates, EXHAUSTED when
+            too much work is ahead of it.
+    """
+    verdict = judge_deadline(
+        request.spec.deadline_seconds or 0.0,
+        least_tokens(request),
+        fewest_outputs(request),
+        tokens_ahead,
+        rates,
+    )
+    if verdict is None:
+        return
+    if verdict.miss is DeadlineMiss.QUEUE:
+        raise RequestRefused(RefusalCode.EXHAUSTED, verdict.message)
+    raise _invalid("deadline_seconds", verdict.message)
 
 
 def _invalid(field: str, message: str) -> RequestRefused:

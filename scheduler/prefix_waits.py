@@ -47,6 +47,10 @@ class PrefixWaits:
         """Everyone who waits here."""
         return tuple(wait.request for wait in self._waits.values())
 
+    def owners(self) -> dict[str, str]:
+        """Ids of who waits here, and of who computes what they wait for."""
+        return {name: wait.owner.request_id for name, wait in self._waits.items()}
+
     def announce(self, request: Request) -> None:
         """A running request is about to compute the full blocks of all it knows."""
         chain = request.chain

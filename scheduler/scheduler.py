@@ -11,18 +11,18 @@ from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.block_table import BlockTable
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
-from blockyard.scheduler.door import resolve_max_tokens
+from blockyard.scheduler.deadline import DeadlineWatch, least_tokens
+from blockyard.scheduler.door import refuse_hopeless, refuse_now, resolve_max_tokens
 from blockyard.scheduler.draft import PlanDraft
 from blockyard.scheduler.endings import last_update, reason_to_end
+from blockyard.scheduler.explain import Explanation, explain
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.packing import StepPacker
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.prefix_index import PrefixEvents, StoredBlock
 from blockyard.scheduler.request import (
     FinishReason,
-    RefusalCode,
     Request,
-    RequestRefused,
     RequestSpec,
     RequestState,
     RequestUpdate,
@@ -57,6 +57,7 @@ class Scheduler:
         self._num_blocks = num_blocks
         self._batch = Batch(config, num_blocks, num_host_blocks, rates)
         self._live: dict[str, Request] = {}
+        self._deadlines = DeadlineWatch()
         self._in_flight: tuple[StepPlan, PlanDraft] | None = None
         self._draining = False
         self._step = 0
@@ -78,27 +79,11 @@ class Scheduler:
 
         Raises:
             RequestRefused: INVALID naming the field, UNAVAILABLE when draining, EXHAUSTED when too
-                many wait.
+                many wait, or so much that it cannot meet its deadline.
         """
         max_tokens = resolve_max_tokens(spec, self.config, self._num_blocks)
-        if spec.request_id in self._live:
-            raise RequestRefused(
-                RefusalCode.INVALID,
-                f"a request with id {spec.request_id!r} is being served; choose another id or "
-                "wait until it ends",
-                "request_id",
-            )
-        if self._draining:
-            raise RequestRefused(
-                RefusalCode.UNAVAILABLE, "the server is shutting down; ask another one"
-            )
         num_waiting = self._batch.num_waiting
-        if num_waiting >= self.config.max_waiting:
-            raise RequestRefused(
-                RefusalCode.EXHAUSTED,
-                f"{num_waiting} requests wait already, at most {self.config.max_waiting} may; "
-                "try again later",
-            )
+        refuse_now(spec.request_id, self._live, self._draining, num_waiting, self.config)
         request = Request(
             spec=spec,
             sequence=self._next_sequence,
@@ -107,10 +92,16 @@ class Scheduler:
             arrived_at=now,
             tokens=list(spec.prompt_token_ids),
         )
+        batch = self._batch
+        batch.cache.join(request)
+        if spec.deadline_seconds is not None:
+            rates = batch.parking.rates.model()
+            batch.cache.match(request)
+            refuse_hopeless(request, batch.queue.tokens_ahead(spec.priority), rates)
+            self._deadlines.add(request, rates)
         self._next_sequence += 1
         self._live[spec.request_id] = request
-        self._batch.cache.join(request)
-        self._batch.queue.push(request)
+        batch.queue.push(request)
 
     def abort(self, request_id: str) -> bool:
         """End a request in whatever state it is; False when it is not, or no longer, served.
@@ -123,6 +114,18 @@ class Scheduler:
             return False
         self._end(request, FinishReason.ABORT)
         return True
+
+    def expire(self, now: float) -> list[RequestUpdate]:
+        """End requests that have not started and can no longer meet their deadline.
+
+        Call it before `plan`: so they take no place from those that can.
+        """
+        missed = self._deadlines.missed(now, self._batch.parking.rates.model(), least_tokens)
+        updates = []
+        for request, verdict in missed:
+            self._end(request, FinishReason.DEADLINE)
+            updates.append(last_update(request, now, (), verdict.message))
+        return updates
 
     def start_drain(self) -> None:
         """Take no new request; those taken are still finished."""
@@ -265,6 +268,11 @@ class Scheduler:
             host_blocks=self._batch.parking.host.counts(),
             preempted=self._batch.parking.counts(),
         )
+
+    def explain(self, request_id: str) -> Explanation | None:
+        """Why a request waits and for how long that may last; None when it is not served."""
+        request = self._live.get(request_id)
+        return None if request is None else explain(self._batch.view(self._step), request)
 
     def check(self) -> None:
         """Prove all books. Walks pool, queue and requests: for tests, and on demand.
