@@ -170,7 +170,12 @@ class Engine:
         Raises:
             GroupLost: a rank is gone.
         """
-        plan = self._scheduler.plan(self._clock())
+        now = self._clock()
+        if dropped := self._scheduler.expire(now):
+            self._deliver(dropped)
+            for update in dropped:
+                self.shadow.aborted(update.request_id)
+        plan = self._scheduler.plan(now)
         if plan is None:
             return False
         result = await self._group.execute(plan)
