@@ -39,7 +39,11 @@ class ReplayRecords:
 
     def hold(self, begin: float, end: float, integral: SlotState) -> None:
         """One group's memory between two moments, integrated over time."""
-        if end <= begin or (self.measured_until is not None and begin >= self.measured_until):
+        until = self.measured_until
+        if until is not None and end > until:
+            integral = integral.times(max(0.0, until - begin) / (end - begin))
+            end = until
+        if end <= begin:
             return
         self.memory.add(begin, end, integral)
         sums = self._slot_seconds

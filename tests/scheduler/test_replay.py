@@ -86,12 +86,12 @@ def test_running_ahead_keeps_the_books_of_single_steps(
         assert tuple(left[1]) == pytest.approx(tuple(right[1]), abs=blur)
 
 
-def saturated(allocator: str, count: int = 400) -> AllocatorOutcome:
+def saturated(allocator: str, count: int = 400, num_groups: int = 1) -> AllocatorOutcome:
     arrivals = traffic(count, 1e9, prompt=1500, output=300)
     own = (arrival._replace(prefix_ids=()) for arrival in arrivals)
     return replay_allocator(
         allocator,
-        setup(1500, max_running=2047, max_step_tokens=2048),
+        setup(1500, num_groups=num_groups, max_running=2047, max_step_tokens=2048),
         own,
         Feed.SATURATE,
     )
@@ -112,11 +112,11 @@ def test_blocks_hold_tokens_where_contiguous_memory_holds_promises() -> None:
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_all_memory_is_accounted_for_at_every_moment(allocator: str) -> None:
-    outcome = saturated(allocator, 150)
+    outcome = saturated(allocator, 200, num_groups=2)
     assert sum(outcome.figures["slots_ratio"].values()) == pytest.approx(1.0)
     assert outcome.memory
     for _, state in outcome.memory:
-        assert sum(state) - state.running == pytest.approx(1500 * 16)
+        assert sum(state) - state.running == pytest.approx(2 * 1500 * 16)
 
 
 def test_memory_is_looked_at_only_while_the_queue_is_full() -> None:
