@@ -77,7 +77,8 @@ class CentralActor:
     def __init__(self, wire_host: str | None) -> None:
         self._wire_host = wire_host
         self._central = CentralScheduler()
-        self._stages: dict[str, str] = {}
+        self._stage = ""
+        self._failure = ""
 
     async def endpoint(self) -> Endpoint:
         """Where engines and ingresses connect."""
@@ -88,16 +89,17 @@ class CentralActor:
         """Stop admitting everywhere and wait for live requests; False on time-out."""
         return await self._central.drain(timeout_seconds)
 
-    async def note_stage(self, group_id: str, stage: str | None) -> None:
-        """A group says how far its start has come; None when it has started."""
-        if stage is None:
-            self._stages.pop(group_id, None)
-        else:
-            self._stages[group_id] = stage
+    async def note_stage(self, stage: str) -> None:
+        """A group says how far its start has come."""
+        self._stage = stage
 
-    async def stages(self) -> dict[str, str]:
-        """How far each group that starts has come."""
-        return dict(self._stages)
+    async def note_failure(self, reason: str) -> None:
+        """A group could not start; kept until a group starts after all."""
+        self._failure = reason
+
+    async def start_state(self) -> tuple[str, str]:
+        """The newest stage of any group's start, and why a group could not start."""
+        return self._stage, self._failure
 
     async def process_id(self) -> int:
         """This process's id, for operators and fault tests."""

@@ -4,7 +4,9 @@ Codes are named like gRPC's, but this module knows neither gRPC nor HTTP: adapte
 Messages say what happened, the value, and what to do; never a path or an address of the server.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 from blockyard.scheduler.request import RefusalCode, RequestRefused
 from blockyard.scheduler.sampling import InvalidParameter
@@ -63,6 +65,8 @@ class ApiError(Exception):
         return f"{self.code}: {self.text}"
 
 
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
+
 _REFUSAL_CODES = {
     RefusalCode.INVALID: ApiCode.INVALID_ARGUMENT,
     RefusalCode.EXHAUSTED: ApiCode.RESOURCE_EXHAUSTED,
@@ -70,11 +74,14 @@ _REFUSAL_CODES = {
 }
 
 
-def from_refusal(refusal: RequestRefused) -> ApiError:
-    """What a scheduler or a dispatcher refused, for the client."""
+def from_refusal(refusal: RequestRefused, fields: Mapping[str, str] = _NO_NAMES) -> ApiError:
+    """What a scheduler or a dispatcher refused, for the client.
+
+    `fields` gives the client's names for fields that the scheduler calls otherwise.
+    """
     return ApiError(
         _REFUSAL_CODES[refusal.code],
-        refusal.field,
+        fields.get(refusal.field, refusal.field),
         refusal.message,
         retry_after_seconds=(None if refusal.code is RefusalCode.INVALID else RETRY_AFTER_SECONDS),
     )

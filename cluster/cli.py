@@ -2,17 +2,20 @@
 they run, so that help is quick. Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted.
 """
 
+from typing import Annotated
+
 import typer
 
 from blockyard.cluster.cli_bench import bench_app
 from blockyard.cluster.cli_calibrate import calibrate
+from blockyard.cluster.cli_demo import demo
 from blockyard.cluster.cli_generate import generate
 from blockyard.cluster.cli_ledger import ledger
 from blockyard.cluster.cli_measure import measure
 from blockyard.cluster.cli_model import model_app
 from blockyard.cluster.cli_plan import plan
 from blockyard.cluster.cli_replay import replay
-from blockyard.cluster.cli_serve import demo, serve
+from blockyard.cluster.cli_serve import serve
 
 __all__ = ["app", "main"]
 
@@ -35,6 +38,27 @@ app.command("replay")(replay)
 app.command("calibrate")(calibrate)
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            is_eager=True,
+            callback=_show_version,
+        ),
+    ] = False,
+) -> None:
+    """Options that belong to no command; the eager ones have answered before this is called."""
 
 
 @app.command("version")

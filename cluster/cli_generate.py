@@ -2,6 +2,7 @@
 
 import json
 import sys
+import unicodedata
 from typing import Annotated, Any
 
 import typer
@@ -40,7 +41,9 @@ def generate(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="The same seed gives the same answer.", show_default="random"),
+        typer.Option(
+            help="The same seed gives the same answer.", show_default="random", min=0, max=2**64 - 1
+        ),
     ] = None,
     stop: Annotated[
         list[str] | None,
@@ -109,11 +112,12 @@ def _show(chunks: Any, as_json: bool) -> None:
     text: list[str] = []
     token_ids: list[int] = []
     last = None
+    on_terminal = sys.stdout.isatty()
     for last in chunks:
         text.append(last.text)
         token_ids.extend(last.token_ids)
         if not as_json and last.text:
-            sys.stdout.write(last.text)
+            sys.stdout.write(_printable(last.text) if on_terminal else last.text)
             sys.stdout.flush()
     if last is None:
         raise fail("the server gave no answer; its log may say why", EXIT_FAILED)
@@ -121,6 +125,14 @@ def _show(chunks: Any, as_json: bool) -> None:
         typer.echo(json.dumps(_as_object(last, "".join(text), token_ids), ensure_ascii=False))
     else:
         typer.echo()
+
+
+def _printable(text: str) -> str:
+    """Text without control characters: a model must not steer the terminal."""
+    return "".join(
+        character if character in "\n\t" or unicodedata.category(character) != "Cc" else "\ufffd"
+        for character in text
+    )
 
 
 def _as_object(last: Any, text: str, token_ids: list[int]) -> dict[str, object]:

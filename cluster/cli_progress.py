@@ -16,8 +16,11 @@ from rich.progress import (
     TimeElapsedColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 
 __all__ = ["StageProgress", "TerminalProgress"]
+
+_FIGURES = (DownloadColumn, TransferSpeedColumn, TimeElapsedColumn)
 
 
 class TerminalProgress:
@@ -25,13 +28,16 @@ class TerminalProgress:
 
     def __init__(self, console: Console | None = None) -> None:
         """`console` is standard error unless given."""
+        self._console = console or Console(stderr=True)
+        label = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeElapsedColumn(),
-            console=console or Console(stderr=True),
+            TextColumn("{task.description}", table_column=label),
+            BarColumn(bar_width=16),
+            *(column(table_column=Column(no_wrap=True)) for column in _FIGURES),
+            console=self._console,
+            expand=True,
+            # A log gets a line for each stage instead of a bar.
+            disable=not self._console.is_terminal,
         )
         self._stage: TaskID | None = None
 
@@ -49,6 +55,8 @@ class TerminalProgress:
     def stage(self, name: str, total_bytes: int | None) -> None:
         """A new stage begins and the one before is over."""
         self._complete()
+        if not self._console.is_terminal:
+            self._console.print(f"{name} ...", highlight=False, soft_wrap=True)
         self._stage = self._progress.add_task(name, total=total_bytes)
 
     def advance(self, num_bytes: int) -> None:

@@ -6,7 +6,7 @@ Knows nothing of how processes are started. Units are in the names.
 from dataclasses import dataclass
 
 from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
-from blockyard.workers.config import WorkerConfig, WorkerKind
+from blockyard.workers.config import DEVICES, DTYPES, WorkerConfig, WorkerKind
 from blockyard.workers.description import ModelDescription
 
 __all__ = ["DEFAULT_GRPC_PORT", "LOOPBACK", "ServeConfig"]
@@ -61,6 +61,9 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         """Refuse what could not be started."""
+        for name, known in (("device", DEVICES), ("dtype", DTYPES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; known are {', '.join(known)}")
         for name in ("num_groups", "num_ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")

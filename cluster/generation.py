@@ -18,7 +18,7 @@ from blockyard.cluster.choices import ChoiceStream, interleaved
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.request_limits import MAX_MODEL_NAME_CHARACTERS
 from blockyard.cluster.tokenizer import ModelTokenizer
-from blockyard.cluster.validation import PreparedRequest, prepare_request
+from blockyard.cluster.validation import PreparedRequest, client_fields, prepare_request
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.request import RequestRefused
 from blockyard.workers.description import ModelDescription
@@ -93,7 +93,7 @@ class GenerationService:
         except ApiError:
             raise
         except RequestRefused as refusal:
-            raise from_refusal(refusal) from None
+            raise from_refusal(refusal, client_fields(request)) from None
         except Exception as error:
             raise unexpected_error(error, "a generation request") from error
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from ray.exceptions import RayTaskError
+
 from blockyard.cluster.actors import (
     central_actor,
     launch_worker,
@@ -38,6 +40,14 @@ class GroupReplica:
         self._config = config
         self._group_id = f"group-{uuid.uuid4().hex[:8]}"
         self._central = central_actor(config.wire_host)
+        try:
+            await self._start(config, uses_gpu)
+        except Exception as error:
+            # Awaited: Serve ends this process as soon as the exception has left it.
+            await self._central.note_failure.remote(_reason(error))
+            raise
+
+    async def _start(self, config: ServeConfig, uses_gpu: bool) -> None:
         self._note("starting workers")
         self._workers = [
             launch_worker(config.worker(rank), config.wire_host, rank + 1, uses_gpu)
@@ -79,7 +89,6 @@ class GroupReplica:
         locate = partial(locate_central, config.wire_host)
         link = CentralLink(self._server, identity, locate, changed)
         self._link = asyncio.create_task(link.run(), name="central-link")
-        self._note(None)
         logger.info(
             "%s serves %s with %d blocks and %d in host memory",
             self._group_id,
@@ -126,9 +135,16 @@ class GroupReplica:
         await server.close()
         await self._group.close()
 
-    def _note(self, stage: str | None) -> None:
-        reference: Any = self._central.note_stage.remote(self._group_id, stage)
+    def _note(self, stage: str) -> None:
+        reference: Any = self._central.note_stage.remote(stage)
         del reference  # nobody waits for it: it only feeds a progress bar
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in a line; for an exception of a worker actor, the worker's own."""
+    cause = error.as_instanceof_cause() if isinstance(error, RayTaskError) else error
+    original = getattr(cause, "cause", None) or cause
+    return f"{type(original).__name__}: {original}"
 
 
 def _slowest_rates(profiles: Sequence[WorkerProfile]) -> RateMeter:

@@ -30,6 +30,7 @@ __all__ = ["BIND_SECONDS", "ClusterDispatcher"]
 
 logger = logging.getLogger(__name__)
 
+SHUTTING_DOWN = "the server is shutting down; ask another one"
 BIND_SECONDS = 2.0
 """The central scheduler binds in well under a millisecond; silent for so long, it is stuck."""
 
@@ -170,8 +171,10 @@ class ClusterDispatcher:
 
     def _bind_alone(self, model: str) -> str:
         """Without the central scheduler: the group that has the fewest requests of ours."""
+        if self._draining:
+            raise RequestRefused(RefusalCode.UNAVAILABLE, SHUTTING_DOWN)
         group_id = self._groups.least_loaded(model, ())
-        if group_id is None or self._draining:
+        if group_id is None:
             raise RequestRefused(
                 RefusalCode.UNAVAILABLE,
                 f"no group serves {model} at the moment; try again shortly",

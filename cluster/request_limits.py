@@ -64,7 +64,8 @@ def check_request_id(request_id: str) -> None:
     if request_id and not _REQUEST_ID.fullmatch(request_id):
         raise invalid(
             "request_id",
-            f"has {len(request_id)} characters; give 1 to 128 of letters, digits and . _ : -",
+            f"is {request_id[:40]!r} ({len(request_id)} characters); give 1 to 128 characters of "
+            "letters, digits and . _ : -",
         )
 
 

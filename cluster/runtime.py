@@ -149,7 +149,11 @@ def _wait_until_running(central: Any, observe: Callable[[str], None]) -> None:
         ):
             messages = [deployment.message for deployment in application.deployments.values()]
             raise StartFailed(_cause([application.message, *messages]))
-        for stage in ray.get(central.stages.remote()).values():
+        stage, failure = ray.get(central.start_state.remote())
+        if failure:
+            # Serve would try again and again; whoever is starting it wants to know.
+            raise StartFailed(f"a group did not come up: {failure}")
+        if stage:
             observe(stage)
         time.sleep(_POLL_SECONDS)
 
@@ -157,9 +161,13 @@ def _wait_until_running(central: Any, observe: Callable[[str], None]) -> None:
 def _cause(messages: list[str]) -> str:
     """What a person needs of Serve's account of a failed start: the exception at its end."""
     lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Unsupported\w*): ", line)]
+    errors = [
+        line
+        for line in lines
+        if re.match(r"[\w.]+(Error|Exception): ", line) and "Traceback" not in line
+    ]
     cause = errors[-1] if errors else (lines[-1] if lines else "no cause was given")
-    return f"the deployment did not come up: {cause} (Ray's logs: /tmp/ray/session_latest/logs)"
+    return f"the deployment did not come up: {cause}"
 
 
 def _uses_gpu(config: ServeConfig) -> bool:
@@ -168,7 +176,7 @@ def _uses_gpu(config: ServeConfig) -> bool:
     needed = config.num_groups * config.num_ranks
     if config.device == "cuda" and gpus < needed:
         raise StartFailed(
-            f"{needed} GPUs are needed and the cluster has {gpus}; "
-            "add nodes, or lower --groups or --tp, or use --device cpu"
+            f"--device cuda: GPUs needed: {needed}, in the cluster: {gpus}; "
+            "add nodes, or lower --groups or --ranks, or use --device cpu"
         )
     return config.device == "cuda" or (config.device == "auto" and gpus >= needed)

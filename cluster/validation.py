@@ -28,7 +28,7 @@ from blockyard.scheduler.request import RequestSpec
 from blockyard.scheduler.sampling import InvalidParameter, SamplingParams
 from blockyard.workers.description import ModelDescription
 
-__all__ = ["GenerationOptions", "PreparedRequest", "prepare_request"]
+__all__ = ["GenerationOptions", "PreparedRequest", "client_fields", "prepare_request"]
 
 _QUICK_TEXT_BYTES = 8192
 """Texts up to this are tokenised at once; larger ones in a thread, so that streams go on."""
@@ -103,6 +103,14 @@ async def prepare_request(
     )
 
 
+def client_fields(request: pb.GenerateRequest) -> dict[str, str]:
+    """What the client calls the fields that a scheduler may refuse, by the scheduler's names."""
+    kind = request.WhichOneof("input")
+    prompt = {"tokens": "tokens.ids", "chat": "chat.messages"}.get(kind or "", "prompt")
+    sampling = ("max_tokens", "min_tokens")
+    return {"prompt": prompt, **{name: f"sampling.{name}" for name in sampling}}
+
+
 def _check_not_served(sampling: pb.SamplingParameters) -> None:
     check_known_fields("sampling", sampling)
     if sampling.HasField("n") and not 1 <= sampling.n <= MAX_CHOICES:
@@ -175,6 +183,9 @@ async def _chat(
             f"has {len(chat.messages):,} messages; the context holds {model.context_tokens:,} "
             "tokens",
         )
+    last = len(chat.messages) - 1
+    if not chat.messages[last].content.strip():
+        raise invalid(f"chat.messages[{last}].content", "is empty; say something to answer")
     messages = []
     size = 0
     for index, message in enumerate(chat.messages):

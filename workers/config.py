@@ -7,7 +7,19 @@ from typing import Protocol
 from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE
 from blockyard.scheduler.plan import StepPlan, StepResult
 
-__all__ = ["AllocatorMemory", "Executor", "WorkerConfig", "WorkerKind", "WorkerProfile"]
+__all__ = [
+    "DEVICES",
+    "DTYPES",
+    "AllocatorMemory",
+    "Executor",
+    "WorkerConfig",
+    "WorkerKind",
+    "WorkerProfile",
+]
+
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class WorkerKind(StrEnum):

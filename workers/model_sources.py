@@ -197,7 +197,10 @@ def _within(seconds: float, ask: Callable[[], Any]) -> Any:
     thread.start()
     thread.join(seconds)
     if errors:
-        raise SourceUnavailable(_first_line(errors[0])) from errors[0]
+        raise SourceUnavailable(
+            f"the Hugging Face hub gave no model ({_first_line(errors[0])}); check the name and "
+            "the network, or give a local directory"
+        ) from errors[0]
     if not answers:
         raise SourceUnavailable(f"no answer from the Hugging Face hub in {seconds:g} s")
     return answers[0]

@@ -96,7 +96,7 @@ class TestGenerate:
         [
             (["--top-p", "2"], 1, "INVALID_ARGUMENT: sampling.top_p: is 2.0"),
             (["--model", "nope"], 1, "NOT_FOUND: model: 'nope'"),
-            (["--seed", "-1"], 2, "a value cannot be sent"),
+            (["--seed", "-1"], 2, "'--seed'"),
             (["--raw", "--system", "x"], 2, "leave out --raw or --system"),
             (["--max-tokens", "many"], 2, "Invalid value"),
         ],

@@ -215,7 +215,7 @@ class TestFailures:
     ) -> None:
         dispatcher.refusal = RequestRefused(refusal, "because", field="max_tokens")
         error = await failure_of(service, asked())
-        assert (error.code, error.field, error.message) == (code, "max_tokens", "because")
+        assert (error.code, error.field, error.message) == (code, "sampling.max_tokens", "because")
         assert (error.retry_after_seconds is not None) is retry
 
     async def test_a_lost_engine(

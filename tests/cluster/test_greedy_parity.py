@@ -40,6 +40,7 @@ DIRECTORY = default_cache_dir() / DEFAULT_MODEL
 
 pytestmark = [
     pytest.mark.model,
+    pytest.mark.timeout(1800),  # on a machine that is busy otherwise
     pytest.mark.skipif(
         not (DIRECTORY / "config.json").exists(), reason="the default model is not fetched here"
     ),
@@ -145,16 +146,15 @@ def count_ties(references: Sequence[Reference], answers: Sequence[list[int]]) ->
 )
 @pytest.mark.parametrize("way", ["one by one", "together", "small pool"])
 def test_greedy_tokens_equal_transformers(
-    references: list[Reference], block_size: int, way: str, record_property: Any
+    references: list[Reference], block_size: int, way: str
 ) -> None:
     slots = SMALL_POOL_SLOTS if way == "small pool" else 8192
     answers, ledger = asyncio.run(
         run(references, block_size, slots // block_size, way != "one by one")
     )
     ties = count_ties(references, answers)
-    record_property("ties", ties)
+    print(f"{ledger.preemptions} preemptions, {ties} ties")
     assert ties <= MOST_TIES
     assert ledger.stalled_steps == 0
     if way == "small pool":
         assert ledger.preemptions >= 3
-        print(f"{ledger.preemptions} preemptions, {ties} ties")

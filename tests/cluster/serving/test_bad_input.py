@@ -48,6 +48,12 @@ BAD: dict[str, tuple[pb.GenerateRequest, str]] = {
     "empty prompt": (pb.GenerateRequest(prompt=""), "prompt"),
     "no tokens": (pb.GenerateRequest(tokens=pb.TokenIds()), "tokens.ids"),
     "no messages": (pb.GenerateRequest(chat=pb.ChatMessages()), "chat.messages"),
+    "nothing said": (
+        pb.GenerateRequest(
+            chat=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content=" \n")])
+        ),
+        "chat.messages[0].content",
+    ),
     "role that is none": (
         pb.GenerateRequest(chat=pb.ChatMessages(messages=[pb.ChatMessage(role="<|x|>")])),
         "chat.messages[0].role",
