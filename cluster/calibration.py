@@ -25,7 +25,10 @@ CALIBRATION_BLOCKS = 1024
 _UNKNOWN_LINK = 10e9
 """Bytes a second, where no host memory was measured: nothing is swapped there."""
 
-_DECODES = 6
+_DECODES = 5
+
+_MOST_PREFILL = 1024
+"""Prompt tokens of one load: enough to fill a step, and soon done on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +72,13 @@ def calibrate_device(
 def _loads(config: SchedulerConfig, num_blocks: int) -> Iterator[_Load]:
     """From one short request to as many and as long ones as limits and blocks allow."""
     for requests in (1, 2, 4, 8, 16, 32, 64):
-        for prompt in (16, 64, 256, 1024):
+        for prompt in (16, 128, 512):
             blocks = requests * (-(-(prompt + _DECODES) // config.block_size) + 1)
             if (
                 requests <= config.max_running
                 and prompt + _DECODES < config.max_context_tokens
                 and blocks <= num_blocks
-                and requests * prompt <= 2048
+                and requests * prompt <= _MOST_PREFILL
             ):
                 yield _Load(requests, prompt)
 
