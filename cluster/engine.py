@@ -179,7 +179,6 @@ class Engine:
         if plan is None:
             return False
         result = await self._group.execute(plan)
-        self._take_acknowledged()
         updates = self._scheduler.commit(result, self._clock())
         self._last_progress = self._clock()
         self._deliver(updates)

@@ -105,8 +105,7 @@ class WorkerGroup:
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
-        for connection in self._connections:
-            await connection.close()
+        await asyncio.gather(*(connection.close() for connection in self._connections))
 
     async def _read(self, rank: int, connection: Connection[WorkerToEngine]) -> None:
         try:

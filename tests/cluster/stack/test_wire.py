@@ -159,6 +159,36 @@ async def test_closing_does_not_wait_for_a_peer_that_reads_no_more(
         await connection.close()
 
 
+async def test_closing_can_be_given_up_and_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = socket.create_server(("127.0.0.1", 0))
+    with blocked:
+        reader, writer = await asyncio.open_connection(*blocked.getsockname())
+        connection: Connection[Note] = Connection(reader, writer, Codec(Note))
+        connection.post(Note("x" * 30_000_000))  # nobody takes it
+        closing = asyncio.create_task(connection.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        monkeypatch.setattr(wire, "CLOSE_SECONDS", 0.05)
+        async with asyncio.timeout(20):
+            await connection.close()
+
+
+async def test_a_stranger_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.05)
+    peer = Echo()
+    listener = await listen(Codec(Note), peer.serve)
+    end = listener.endpoint
+    reader, writer = await asyncio.open_connection(end.host, end.port)
+    async with asyncio.timeout(20):
+        assert len(await reader.read()) == 48  # the greeting, and then the end
+    assert peer.handled == 0
+    writer.close()
+    await writer.wait_closed()
+    await listener.close()
+
+
 # In one of these turns asyncio itself forgets the socket it has just accepted.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("turns", range(12))
