@@ -40,6 +40,7 @@ def test_the_group_with_room_comes_before_the_one_with_a_queue() -> None:
 
 def test_a_group_that_lacks_the_blocks_counts_as_one_more_in_the_queue() -> None:
     # 9 tokens take three blocks of 4.
+    assert choose_group([group("a", free=2), group("b", free=3, waiting=1)], 9) == "b"
     assert choose_group([group("a", free=2), group("b", free=3, running=50)], 9) == "b"
     assert choose_group([group("a", free=2, waiting=1), group("b", free=3, waiting=3)], 9) == "a"
 

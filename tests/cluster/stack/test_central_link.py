@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from blockyard.cluster import standing_link
+from blockyard.cluster import central_link, standing_link
 from blockyard.cluster.central_link import CentralLink
 from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.messages import Drain, GroupIdentity, Join, LedgerPush, ToCentral
@@ -102,6 +102,26 @@ async def test_it_joins_pushes_changes_and_hears_of_the_drain(central: Central) 
     while isinstance(push := await call.receive(), LedgerPush) and not push.draining:
         pass
     assert central.server.draining
+
+
+async def test_without_changes_nothing_is_pushed(
+    central: Central, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(central_link, "PUSH_SECONDS", 0.0)
+    call = await central.calls.get()
+    pushes = 0
+
+    async def count() -> None:
+        nonlocal pushes
+        while isinstance(await call.receive(), LedgerPush | Join):
+            pushes += 1
+
+    counting = asyncio.create_task(count())
+    central.server.engine.submit(RequestSpec("x", (1, 2), SamplingParams(max_tokens=3)))
+    for _ in range(200):  # turns of the event loop, in each of which a push could be made
+        await asyncio.sleep(0)
+    assert 1 <= pushes <= 4  # to join, and for the request
+    counting.cancel()
 
 
 async def test_an_engine_that_drains_says_so_when_it_joins_again(central: Central) -> None:

@@ -274,12 +274,3 @@ async def test_the_books_of_every_group_are_reported(stack: Any, spec: Spec) -> 
     assert busy.ledger.requests.running == 1
     assert busy.ledger.slots.promised == 10
     assert busy.ledger.slots.empty_tail == 2
-
-
-async def test_an_idle_engine_says_nothing_to_the_central_scheduler(
-    stack: Any, spec: Spec, collected: Collected
-) -> None:
-    group = await stack.add_group()
-    await collected(await stack.dispatcher.submit("witness", spec("a", (1,), 5)))
-    await stack.until(stack.idle)
-    assert group.server.engine.stalled_seconds() == 0.0

@@ -33,8 +33,9 @@ async def test_a_silent_central_scheduler_is_hung_up_on_and_done_without(
 
 
 async def test_who_waits_for_a_central_scheduler_that_goes_is_bound_at_once(
-    world: Any,
+    world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ingress, "BIND_SECONDS", 3600.0)
     world.bind_to = None
     waiting = asyncio.create_task(world.submit("x"))
     await asyncio.sleep(0.01)

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from blockyard.cluster import engine_link
-from blockyard.cluster.messages import Refused
+from blockyard.cluster.engine_link import EngineLink
+from blockyard.cluster.messages import GroupIdentity, Refused
 from blockyard.scheduler.request import RefusalCode, RequestRefused
 
 pytestmark = pytest.mark.timeout(30)
@@ -84,17 +85,58 @@ async def test_a_group_out_of_reach_holds_up_nobody_bound_to_another(world: Any)
     await hole.wait_closed()
 
 
-async def test_one_connection_serves_all_even_when_the_first_to_ask_leaves(world: Any) -> None:
-    first, _ = world.groups
+@pytest.fixture
+def connecting(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], asyncio.Event]:
+    """Ids of the groups that were called, and a gate that those calls wait at."""
+    called: list[str] = []
+    gate = asyncio.Event()
+    connect = EngineLink.connect
+
+    async def wait_and_connect(identity: GroupIdentity) -> EngineLink:
+        called.append(identity.group_id)
+        await gate.wait()
+        return await connect(identity)
+
+    monkeypatch.setattr(EngineLink, "connect", wait_and_connect)
+    return called, gate
+
+
+async def test_one_connection_serves_all_even_when_the_first_to_ask_leaves(
+    world: Any, connecting: tuple[list[str], asyncio.Event]
+) -> None:
+    called, gate = connecting
     waiting = [asyncio.create_task(world.submit(f"r{number}")) for number in range(5)]
-    while not first.wires:
-        await asyncio.sleep(0)
-        waiting[0].cancel()
+    while not called:
+        await asyncio.sleep(0.001)
+    waiting[0].cancel()
+    await asyncio.wait([waiting[0]])
+    gate.set()
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert isinstance(results[0], asyncio.CancelledError)
     assert results[1:] == [None] * 4
-    assert first.taken == ["r1", "r2", "r3", "r4"]
-    assert len(first.wires) == 1
+    assert called == ["a"]
+    assert world.groups[0].taken == ["r1", "r2", "r3", "r4"]
+
+
+async def test_who_hung_up_is_called_again_last(
+    world: Any, connecting: tuple[list[str], asyncio.Event]
+) -> None:
+    called, gate = connecting
+    gate.set()
+    first, second = world.groups
+    await world.submit("x")
+    world.bind_to = "b"
+    await world.submit("y")
+    await world.lose_central()
+    called.clear()
+    first.wires[0].abort()
+    for number in range(3):
+        await asyncio.sleep(0.01)
+        await world.submit(f"r{number}")
+    assert (called, second.taken) == ([], ["y", "r0", "r1", "r2"])
+    second.refusal = Refused(0, RefusalCode.UNAVAILABLE, "shutting down")
+    await world.submit("z")
+    assert (called, first.taken) == (["a"], ["x", "z"])
 
 
 async def test_a_group_is_known_while_it_is_told_of_or_connected(world: Any) -> None:
