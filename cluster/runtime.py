@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
@@ -78,11 +79,12 @@ class Deployment:
     def drain(self) -> bool:
         """Stop admitting and wait for live requests; False when some still ran at the end."""
         timeout = self.config.drain_seconds
-        return bool(
-            ray.get(
-                central_actor(self.config.wire_host).drain.remote(timeout), timeout=timeout + 10
-            )
-        )
+        central = central_actor(self.config.wire_host)
+        try:
+            return bool(ray.get(central.drain.remote(timeout), timeout=timeout + 10))
+        except (RayActorError, GetTimeoutError):
+            # It is restarting. Each group drains by itself as well, when it is taken down.
+            return False
 
 
 @contextmanager
