@@ -12,7 +12,7 @@ __all__ = ["Outbox", "merge_updates"]
 
 
 def merge_updates(earlier: RequestUpdate, later: RequestUpdate) -> RequestUpdate:
-    """Two updates of one request, in order, as one."""
+    """Two updates of one choice of a request, in order, as one."""
     return later._replace(token_ids=earlier.token_ids + later.token_ids)
 
 
@@ -20,15 +20,14 @@ class Outbox:
     """One ingress's undelivered news."""
 
     def __init__(self) -> None:
-        self._updates: dict[str, RequestUpdate] = {}
+        self._updates: dict[str, dict[int, RequestUpdate]] = {}
         self._filled = asyncio.Event()
 
     def put(self, update: RequestUpdate) -> None:
         """Add an update, merging it with one that is still here."""
-        earlier = self._updates.get(update.request_id)
-        self._updates[update.request_id] = (
-            update if earlier is None else merge_updates(earlier, update)
-        )
+        choices = self._updates.setdefault(update.request_id, {})
+        earlier = choices.get(update.choice)
+        choices[update.choice] = update if earlier is None else merge_updates(earlier, update)
         self._filled.set()
 
     def discard(self, request_id: str) -> None:
@@ -41,7 +40,8 @@ class Outbox:
 
     def take(self) -> tuple[RequestUpdate, ...]:
         """Take all news, perhaps none."""
-        updates = tuple(self._updates.values())
+        choices = self._updates.values()
+        updates = tuple(update for by_choice in choices for update in by_choice.values())
         self._updates.clear()
         self._filled.clear()
         return updates

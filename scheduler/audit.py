@@ -17,12 +17,14 @@ __all__ = ["check_slots", "check_states", "check_tables"]
 def check_states(
     running: Sequence[Request],
     queued: Collection[Request],
-    live: Mapping[str, Request],
+    live: Collection[Request],
     max_running: int,
+    num_places: int,
 ) -> None:
-    """Everyone served is running or queued, once; only who runs holds anything."""
-    if len(running) > max_running:
-        raise AssertionError(f"{len(running)} requests run, {max_running} may")
+    """Every member served is running or queued, once; no more run, or will, than may."""
+    places = sum(1 + len(request.pending_forks) for request in running)
+    if not places == num_places <= max_running:
+        raise AssertionError(f"{places} places are taken, {num_places} counted, {max_running} may")
     for before, after in pairwise(running):
         if before.urgency >= after.urgency:
             raise AssertionError(
@@ -43,13 +45,18 @@ def check_states(
     for handle, count in handles.items():
         if count > 1:
             raise AssertionError(f"handle {handle} names {count} requests")
-    placed = Counter(request.request_id for request in (*running, *queued))
-    for request_id, count in placed.items():
-        if count > 1 or request_id not in live:
-            raise AssertionError(f"request {request_id!r} is placed {count} times or has ended")
-    for request_id in live:
-        if request_id not in placed:
-            raise AssertionError(f"request {request_id!r} is lost: neither running nor queued")
+    placed = Counter(request.member for request in (*running, *queued))
+    served = {request.member for request in live}
+    for (request_id, choice), count in placed.items():
+        if count > 1 or (request_id, choice) not in served:
+            raise AssertionError(
+                f"request {request_id!r} (choice {choice}) is placed {count} times or has ended"
+            )
+    for request_id, choice in served:
+        if (request_id, choice) not in placed:
+            raise AssertionError(
+                f"request {request_id!r} (choice {choice}) is lost: neither running nor queued"
+            )
 
 
 def check_tables(holding: Sequence[Request], held: Mapping[int, int]) -> None:

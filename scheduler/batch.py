@@ -6,7 +6,7 @@ request changes its place, and when, is decided elsewhere. Units: blocks, tokens
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 
 from blockyard.scheduler.audit import check_slots, check_states, check_tables
@@ -17,7 +17,7 @@ from blockyard.scheduler.holdings import Holdings
 from blockyard.scheduler.host_blocks import HostBlocks
 from blockyard.scheduler.ledger import RequestCounts
 from blockyard.scheduler.parking import Parking
-from blockyard.scheduler.plan import Replacement
+from blockyard.scheduler.plan import BlockCopy, Replacement
 from blockyard.scheduler.prefix_cache import PrefixCache
 from blockyard.scheduler.queues import WaitingQueue
 from blockyard.scheduler.request import Request, RequestState
@@ -57,12 +57,15 @@ class Batch:
         self.num_prompt_tokens = self.num_prefix_hits = 0
         self._forgotten: list[int] = []
         self._replacements: list[Replacement] = []
+        self._copies: list[BlockCopy] = []
         self._next_handle = 0
+        self._num_places = 0
+        self.num_copied = 0
 
     @property
-    def full(self) -> bool:
-        """Whether every place is taken."""
-        return len(self.running) >= self.config.max_running
+    def num_places_left(self) -> int:
+        """Places nobody has and none is kept for."""
+        return self.config.max_running - self._num_places
 
     @property
     def num_waiting(self) -> int:
@@ -76,7 +79,39 @@ class Batch:
         """
         self.parking.remove_holder(request)
         request.state = RequestState.RUNNING
+        self._num_places += 1 + len(request.pending_forks)
         insort(self.running, request, key=_urgency)
+
+    def want_fork(self, request: Request, choice: int) -> bool:
+        """Let a running request begin another choice when it samples next, if there is a place."""
+        if self.num_places_left < 1:
+            return False
+        request.pending_forks.append(choice)
+        self._num_places += 1
+        return True
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Give a new choice the place that its parent has kept, and all that its parent has."""
+        parent.pending_forks.remove(child.choice)
+        child.state = RequestState.RUNNING
+        insort(self.running, child, key=_urgency)
+        self.holdings.fork(parent, child)
+        self.cache.fork(parent, child)
+        if child.handle is not None:
+            # The workers' child has the table as it was in the step that forked it.
+            self._replacements += [
+                Replacement(child.handle, late.index, late.block_id)
+                for late in self._replacements
+                if late.handle == parent.handle
+            ]
+
+    def unshare_tail(self, request: Request, block_id: int, step: int) -> None:
+        """Let a request write to its last block: to a copy of it in `block_id`, by plan `step`."""
+        self._copies.append(self.holdings.copy_tail(request, block_id, step))
+        self.num_copied += 1
+        if request.handle is not None:
+            index = len(request.table.block_ids) - 1
+            self._replacements.append(Replacement(request.handle, index, block_id))
 
     def take_found(self, request: Request) -> None:
         """Take the blocks that the prefix index has for a request about to compute."""
@@ -157,10 +192,14 @@ class Batch:
         for request in requests:
             self.queue.push(request)
 
-    def remove_waiting(self, request_id: str) -> None:
+    def remove_waiting(self, request: Request) -> None:
         """Take a request out of wherever it waits, if it does."""
-        if self.queue.remove(request_id) is None:
-            self.cache.waits.remove(request_id)
+        if self.queue.remove(*request.member) is None:
+            self.cache.waits.remove(*request.member)
+
+    def forget(self, handle: int) -> None:
+        """The workers know a handle that nobody has."""
+        self._forgotten.append(handle)
 
     def take_forgotten(self) -> tuple[int, ...]:
         """Handles that left since the last call; the workers must drop them."""
@@ -173,6 +212,12 @@ class Batch:
         replacements = tuple(self._replacements)
         self._replacements.clear()
         return replacements
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """Copies on the device that the plan being made must do."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
 
     def publish(self, request: Request) -> None:
         """Make blocks that a committed step has filled findable by others.
@@ -216,11 +261,11 @@ class Batch:
         waiting = self.queue.num_waiting + len(self.cache.waits)
         return RequestCounts(len(self.running), waiting, self.queue.num_parked)
 
-    def check(self, live: Mapping[str, Request], in_flight: list[Request]) -> None:
+    def check(self, live: Collection[Request], in_flight: list[Request]) -> None:
         """Prove places, tables, slots, queue and pools. Walks everything: for checks only.
 
         Args:
-            live: every request that is served, by id.
+            live: every member that is served.
             in_flight: requests in the step in flight.
 
         Raises:
@@ -229,9 +274,9 @@ class Batch:
         holding = [*self.running, *self.parking.holders]
         self.cache.check(holding)
         self.queue.check()
-        self.parking.check(self.running, live.values())
+        self.parking.check(self.running, live)
         queued = (*self.queue.members(), *self.cache.waits.members())
-        check_states(self.running, queued, live, self.config.max_running)
+        check_states(self.running, queued, live, self.config.max_running, self._num_places)
         check_tables(holding, self.pool.held())
         check_slots(holding, in_flight, self.holdings.counts(), self.holdings.logical_tokens)
 
@@ -240,6 +285,7 @@ class Batch:
         index = bisect_left(self.running, request.urgency, key=_urgency)
         if index < len(self.running) and self.running[index] is request:
             del self.running[index]
+            self._num_places -= 1 + len(request.pending_forks)
         if request.handle is not None:
             self._forgotten.append(request.handle)
             self._replacements = [r for r in self._replacements if r.handle != request.handle]

@@ -90,6 +90,12 @@ class KeyChain:
         self._block_size = block_size
         self._block_format = Struct(f"<{block_size}I")
 
+    def copy(self) -> "KeyChain":
+        """A chain that may grow on in another way."""
+        other = KeyChain(self.root, self._block_size, self.keys)
+        other.blocks = list(self.blocks)
+        return other
+
     def reach(self, token_ids: Sequence[int], num_blocks: int) -> None:
         """Have keys and packed tokens of at least the first `num_blocks` blocks."""
         have = len(self.blocks)

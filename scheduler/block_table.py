@@ -14,6 +14,8 @@ class BlockTable:
     block_ids: list[int] = field(default_factory=list)
     num_slots: int = 0
     """Token slots in the blocks held."""
+    num_writable: int = 0
+    """Slots up to which it may be written to: without a last block that others may share."""
 
     def blocks_short(self, num_tokens: int) -> int:
         """How many more blocks are needed to hold `num_tokens` tokens."""
@@ -22,7 +24,7 @@ class BlockTable:
     def extend(self, block_ids: Sequence[int]) -> None:
         """Append blocks at the end."""
         self.block_ids.extend(block_ids)
-        self.num_slots = len(self.block_ids) * self.block_size
+        self.num_slots = self.num_writable = len(self.block_ids) * self.block_size
 
     def shrink(self, keep: int) -> list[int]:
         """Give up all but the first `keep` blocks; returns the others, the last first."""
@@ -30,4 +32,5 @@ class BlockTable:
         given_up.reverse()
         del self.block_ids[keep:]
         self.num_slots = len(self.block_ids) * self.block_size
+        self.num_writable = min(self.num_writable, self.num_slots)
         return given_up

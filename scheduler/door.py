@@ -28,6 +28,12 @@ def resolve_max_tokens(spec: RequestSpec, config: SchedulerConfig, num_blocks: i
         RequestRefused: INVALID, naming the field, when the request could not be finished even with
             the whole pool to itself.
     """
+    if not 1 <= spec.num_choices <= config.max_running:
+        raise _invalid(
+            "n",
+            f"{spec.num_choices} choices are asked for; from 1 to {config.max_running}, which is "
+            "how many run at once, can be made",
+        )
     prompt = len(spec.prompt_token_ids)
     context = config.max_context_tokens
     slots = num_blocks * config.block_size

@@ -3,7 +3,7 @@
 Keeps the requests behind the rows, which the plan itself does not name, for the commit.
 """
 
-from blockyard.scheduler.plan import Admission, BlockCopy, BlockGrant, Replacement, StepPlan
+from blockyard.scheduler.plan import Admission, BlockCopy, BlockGrant, Fork, Replacement, StepPlan
 from blockyard.scheduler.request import Request
 
 __all__ = ["PlanDraft"]
@@ -17,6 +17,8 @@ class PlanDraft:
         self.rows: list[Request] = []
         self.num_decodes = 0
         """Rows that compute one generated token."""
+        self.children: list[tuple[Request, int, int]] = []
+        """Members to come: parent, choice and handle."""
         self.num_recomputed = 0
         """Tokens that were computed before and lost."""
         self._admitted: list[Admission] = []
@@ -26,11 +28,12 @@ class PlanDraft:
         self._counts: list[int] = []
         self._samples: list[bool] = []
         self._token_ids: list[int] = []
+        self._forks: list[Fork] = []
 
     def admit(self, request: Request, handle: int) -> None:
         """Make the request known to the workers under a new handle, with the blocks it holds."""
         request.handle = handle
-        self._admitted.append(Admission(handle, request.spec.sampling, request.num_prompt))
+        self._admitted.append(Admission(handle, request.sampling, request.num_prompt))
         if request.table.block_ids:
             self._grants.append(BlockGrant(handle, tuple(request.table.block_ids)))
 
@@ -71,6 +74,14 @@ class PlanDraft:
         self._samples.append(True)
         self._token_ids.append(request.tokens[start])
 
+    def fork(self, request: Request, choice: int, handle: int) -> None:
+        """Let a row that samples begin another choice."""
+        if request.handle is None or not self._samples[-1] or self.rows[-1] is not request:
+            raise ValueError(f"request {request.request_id!r} forks but does not sample now")
+        sampling = request.sampling_of(choice)
+        self._forks.append(Fork(request.handle, handle, sampling, request.num_prompt))
+        self.children.append((request, choice, handle))
+
     @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
@@ -80,6 +91,7 @@ class PlanDraft:
         self,
         forgotten: tuple[int, ...],
         replacements: tuple[Replacement, ...],
+        copies: tuple[BlockCopy, ...],
         swap_outs: tuple[BlockCopy, ...],
         swap_ins: tuple[BlockCopy, ...],
     ) -> StepPlan:
@@ -94,7 +106,9 @@ class PlanDraft:
             counts=tuple(self._counts),
             samples=tuple(self._samples),
             token_ids=tuple(self._token_ids),
+            forks=tuple(self._forks),
             replacements=replacements,
+            copies=copies,
             swap_outs=swap_outs,
             swap_ins=swap_ins,
         )

@@ -31,4 +31,5 @@ def last_update(
             decode_seconds=now - first_token_at,
             preemptions=request.num_preemptions,
         ),
+        choice=request.choice,
     )

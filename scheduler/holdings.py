@@ -6,10 +6,12 @@ counts. Units: blocks, token slots.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 from blockyard.scheduler.block_pool import BlockPool
 from blockyard.scheduler.ledger import SlotCounts
+from blockyard.scheduler.plan import BlockCopy
 from blockyard.scheduler.request import Request
 
 __all__ = ["Holdings"]
@@ -60,6 +62,35 @@ class Holdings:
         self._logical += num_tokens - request.num_computed
         request.num_computed = num_tokens
 
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let a child hold all blocks of its parent, with what is in them."""
+        self._pool.share(parent.table.block_ids)
+        child.table.extend(parent.table.block_ids)
+        child.num_computed = parent.num_computed
+        self._logical += child.num_computed
+        full = parent.num_computed // self._size
+        for table in (parent.table, child.table):
+            table.num_writable = (
+                full * self._size if parent.num_computed % self._size else table.num_slots
+            )
+
+    def shares_tail(self, request: Request) -> bool:
+        """Whether others hold the block that it writes to next."""
+        table = request.table
+        if table.num_writable == table.num_slots:
+            return False
+        return self._pool.references(table.block_ids[-1]) > 1
+
+    def copy_tail(self, request: Request, block_id: int, step: int) -> BlockCopy:
+        """Take a copy of a shared last block instead of it; `step` makes the copy."""
+        table = request.table
+        shared, table.block_ids[-1] = table.block_ids[-1], block_id
+        table.num_writable = table.num_slots
+        # It is read by that step, so nobody may have it before.
+        self._pool.release((shared,), step)
+        self._filled += request.num_computed % self._size
+        return BlockCopy(shared, block_id)
+
     def exchange(self, request: Request, index: int, block_id: int) -> None:
         """Hold another block with the same content instead of the full one at `index`."""
         table = request.table.block_ids
@@ -90,6 +121,14 @@ class Holdings:
         self._promised -= request.num_promised
         request.num_promised = 0
         return len(gone)
+
+    def num_held_by(self, requests: Collection[Request]) -> int:
+        """Blocks that nobody but these requests holds."""
+        if not requests:
+            return 0
+        held = Counter(block for request in requests for block in request.table.block_ids)
+        references = self._pool.references
+        return sum(count == references(block) for block, count in held.items())
 
     def num_exclusive(self, request: Request) -> int:
         """Blocks at the table's end that nobody else holds.

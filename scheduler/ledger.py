@@ -79,6 +79,8 @@ class GroupLedger:
     """Tokens computed again after preemptions."""
     merged_blocks: int = 0
     """Blocks given up for an equal one that somebody else had computed meanwhile."""
+    copied_blocks: int = 0
+    """Blocks copied because one of those who shared them went on writing."""
     host_blocks: BlockCounts = BlockCounts(0, 0, 0, 0, 0)
     preempted: PreemptionCounts = PreemptionCounts()
 

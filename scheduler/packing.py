@@ -57,11 +57,13 @@ class StepPacker:
                 return
             batch.cache.match(head)
             if not self._held_back(head):
-                if not self._can_reach(head, yielding):
+                wanted = 1 + len(head.pending_forks)
+                given = sum(1 + len(request.pending_forks) for request in yielding)
+                if wanted > batch.num_places_left + given or not self._can_reach(head, yielding):
                     return
                 batch.queue.pop()
-                if batch.full:
-                    batch.preempt(yielding[-1], 0)
+                while batch.num_places_left < wanted:
+                    batch.preempt(batch.running[-1], 0)
                 batch.start(head)
 
     def _can_reach(self, head: Request, yielding: Sequence[Request]) -> bool:
@@ -72,18 +74,17 @@ class StepPacker:
         reachable = (
             pool.num_available
             + pool.num_fenced
-            + batch.parking.num_reclaimable(head)
             - sum(request.table.blocks_short(len(request.tokens)) for request in staying)
         )
         needed = head.table.blocks_short(len(head.tokens))
-        held = sum(len(request.table.block_ids) for request in yielding)
+        giving = [*yielding, *(r for r in batch.parking.holders if r is not head)]
+        held = sum(len(request.table.block_ids) for request in giving)
         if needed - len(head.path) > reachable + held:
             return False
         # What others share too comes to nobody; what they share with the head it need not have.
-        holders = Counter(block for request in yielding for block in request.table.block_ids)
-        yielded = sum(count == pool.references(block) for block, count in holders.items())
+        holders = Counter(block for request in giving for block in request.table.block_ids)
         kept = sum(pool.references(e.block_id) > holders[e.block_id] for e in head.path)
-        return needed - kept <= reachable + yielded
+        return needed - kept <= reachable + batch.holdings.num_held_by(giving)
 
     def _advance_running(self) -> None:
         """Plan tokens for running requests, most urgent first.
@@ -101,8 +102,9 @@ class StepPacker:
             handle = request.handle
             if (
                 start + 1 == len(request.tokens)
-                and start < request.table.num_slots
+                and start < request.table.num_writable
                 and handle is not None
+                and not request.pending_forks
             ):
                 draft.add_decode(request, handle, start)
                 budget.left -= 1
@@ -120,16 +122,15 @@ class StepPacker:
         if count > 1:
             count = self._budget.share(count, later)
         block_ids: tuple[int, ...] = ()
-        room = request.table.num_slots - request.num_computed
+        end = request.num_computed + count
+        if end > request.table.num_writable and not self._short:
+            block_ids = self._find_blocks(request, end)
+            if count == 1:
+                self._batch.watermark.observe(len(block_ids), 0)
+        block_ids, room = self._make_room(request, block_ids)
         if count > room:
-            if not self._short:
-                block_ids = self._find_blocks(request, request.num_computed + count)
-                room += len(block_ids) * request.table.block_size
-                if count == 1:
-                    self._batch.watermark.observe(len(block_ids), 0)
-            if count > room:
-                self._short = True
-                count = room
+            self._short = True
+            count = room
         if count:
             self._compute(request, count, block_ids)
 
@@ -140,36 +141,60 @@ class StepPacker:
         that was saved comes back at once, or it waits until there are blocks for it.
         """
         batch = self._batch
-        table = request.table
         batch.take_found(request)
         num_back = batch.num_restorable(request)
         start = request.num_saved if num_back else request.num_computed
         count = self._budget.share(len(request.tokens) - start, later)
         block_ids = () if self._short else self._find_blocks(request, start + count)
-        room = table.num_slots + len(block_ids) * table.block_size - start
-        if room <= 0:
-            self._short = True
+        if num_back > len(block_ids):
             batch.pool.release(block_ids[::-1], 0)
+            block_ids, room = (), 0
+        else:
+            batch.restore(request, block_ids[:num_back], self._draft.step)
+            block_ids, room = self._make_room(request, block_ids[num_back:])
+        if room:
+            self._compute(request, min(count, room), block_ids)
+        else:
+            self._short = True
             batch.put_back(request)
-            return
-        batch.restore(request, block_ids[:num_back], self._draft.step)
-        self._compute(request, min(count, room), block_ids[num_back:])
 
     def _find_blocks(self, request: Request, num_tokens: int) -> tuple[int, ...]:
         """Blocks for a table of `num_tokens`, or as many as there are after others gave theirs.
 
-        Nobody gives any for what fenced blocks will give soon. Those of parked requests go first.
+        One more for a copy of its last block, while others share that: those who give way may be
+        just those. Nobody gives any for what fenced blocks will give soon. Those of parked
+        requests go first.
         """
         batch, pool = self._batch, self._batch.pool
-        needed = request.table.blocks_short(num_tokens)
-        while (short := needed - pool.num_available - pool.num_fenced) > 0:
-            if batch.reclaim(short, request):
-                continue
-            victim = choose_victim(batch.running, request)
-            if victim is None:
+        while True:
+            needed = request.table.blocks_short(num_tokens) + batch.holdings.shares_tail(request)
+            short = needed - pool.num_available - pool.num_fenced
+            if short <= 0:
                 break
-            batch.preempt(victim, short)
+            if not batch.reclaim(short, request):
+                victim = choose_victim(batch.running, request)
+                if victim is None:
+                    break
+                batch.preempt(victim, short)
         return pool.allocate(min(needed, pool.num_available)) or ()
+
+    def _make_room(
+        self, request: Request, block_ids: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], int]:
+        """Make a request's last block its own if others share it, with the first block found.
+
+        Returns:
+            The blocks that are left to append, and the slots that it may write to with them.
+        """
+        table = request.table
+        if self._batch.holdings.shares_tail(request):
+            if not block_ids:
+                return (), 0
+            self._batch.unshare_tail(request, block_ids[0], self._draft.step)
+            block_ids = block_ids[1:]
+        table.num_writable = table.num_slots
+        room = table.num_slots + len(block_ids) * table.block_size - request.num_computed
+        return block_ids, room
 
     def _admit_waiting(self) -> None:
         """Admit from the queue while places, tokens and blocks allow.
@@ -179,7 +204,7 @@ class StepPacker:
         """
         batch = self._batch
         set_aside: list[Request] = []
-        while self._budget.left and not batch.full:
+        while self._budget.left and batch.num_places_left:
             request = batch.queue.head()
             if request is None:
                 break
@@ -209,7 +234,7 @@ class StepPacker:
         return True
 
     def _fits(self, request: Request) -> bool:
-        """Whether a newcomer finds blocks for all its known tokens, and others some to grow into.
+        """Whether a newcomer finds places, blocks for all it knows, and some to grow into.
 
         Running requests hold blocks for all they know: a prompt that is not finished would have
         taken every token of the step, and left none for a newcomer. When nothing runs any free
@@ -218,6 +243,8 @@ class StepPacker:
         batch = self._batch
         pool = batch.pool
         num_running = len(batch.running)
+        if 1 + len(request.pending_forks) > batch.num_places_left:
+            return False
         held = max(len(request.table.block_ids), len(request.path))
         needed = -(-len(request.tokens) // pool.block_size) - held
         available = (
@@ -252,6 +279,9 @@ class StepPacker:
         self._budget.spend(count)
         self._draft.add(request, count, block_ids)
         batch.holdings.promise(count)
+        if request.pending_forks and request.num_computed + count == len(request.tokens):
+            for choice in request.pending_forks:
+                self._draft.fork(request, choice, batch.new_handle())
 
 
 def _may_be_passed(request: Request) -> bool:

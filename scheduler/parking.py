@@ -20,10 +20,6 @@ from blockyard.scheduler.request import Request
 __all__ = ["Parking"]
 
 
-def _urgency(request: Request) -> tuple[int, int]:
-    return request.urgency
-
-
 class Parking:
     """Blocks of those who lost their place, on both sides of the link."""
 
@@ -92,17 +88,13 @@ class Parking:
         return True
 
     def num_reclaimable(self, needy: Request) -> int:
-        """Blocks that holders less urgent than `needy` would give up."""
-        return sum(
-            self._holdings.num_exclusive(holder)
-            for holder in self._holders
-            if holder.urgency > needy.urgency
-        )
+        """Blocks that come free when all holders less urgent than `needy` give up theirs."""
+        return self._holdings.num_held_by([h for h in self._holders if needy < h])
 
     def add_holder(self, request: Request) -> None:
         """A request without a place may hold blocks from now on."""
         if request.table.block_ids:
-            insort(self._holders, request, key=_urgency)
+            insort(self._holders, request)
 
     def remove_holder(self, request: Request) -> None:
         """A request gets its place back, or ends."""
@@ -148,7 +140,8 @@ class Parking:
         for holder in self._holders:
             if not holder.table.block_ids:
                 raise AssertionError(f"request {holder.request_id!r} is a holder of nothing")
-            if running and holder.urgency < running[-1].urgency:
+            # Choices of one request are of one age: one may branch while another is parked.
+            if running and holder.urgency[:2] < running[-1].urgency[:2]:
                 raise AssertionError(
                     f"request {holder.request_id!r} is parked with blocks, the less urgent "
                     f"{running[-1].request_id!r} runs"

@@ -54,6 +54,13 @@ class PrefixCache:
             request.publish_at = (len(request.path) + 1) * self._block_size
             self.waits.announce(request)
 
+    def fork(self, parent: Request, child: Request) -> None:
+        """A new choice knows and has left what its parent has, so far."""
+        if parent.chain is not None:
+            child.chain = parent.chain.copy()
+            child.path = list(parent.path)
+            child.publish_at = parent.publish_at
+
     def publish(self, request: Request) -> tuple[list[tuple[int, int]], list[Request]]:
         """Make a request's newly filled blocks findable, once their step is committed.
 

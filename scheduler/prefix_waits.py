@@ -35,7 +35,7 @@ class PrefixWaits:
 
     def __init__(self) -> None:
         self._owners: dict[bytes, Request] = {}
-        self._waits: dict[str, _Wait] = {}
+        self._waits: dict[tuple[str, int], _Wait] = {}
         self._by_key: dict[bytes, list[_Wait]] = {}
         self._deadlines: deque[_Wait] = deque()
 
@@ -49,7 +49,7 @@ class PrefixWaits:
 
     def owners(self) -> dict[str, str]:
         """Ids of who waits here, and of who computes what they wait for."""
-        return {name: wait.owner.request_id for name, wait in self._waits.items()}
+        return {name: wait.owner.request_id for (name, _), wait in self._waits.items()}
 
     def announce(self, request: Request) -> None:
         """A running request is about to compute the full blocks of all it knows."""
@@ -76,8 +76,8 @@ class PrefixWaits:
                 continue
             del self._owners[key]
             for wait in self._by_key.pop(key, ()):
-                if self._waits.get(wait.request.request_id) is wait:
-                    del self._waits[wait.request.request_id]
+                if self._waits.get(wait.request.member) is wait:
+                    del self._waits[wait.request.member]
                     resumed.append(wait.request)
         return resumed
 
@@ -104,14 +104,14 @@ class PrefixWaits:
             else:
                 end = middle
         wait = _Wait(request, owner, chain.keys[begin], len(owner.path), step + PATIENCE_STEPS)
-        self._waits[request.request_id] = wait
+        self._waits[request.member] = wait
         self._by_key.setdefault(wait.key, []).append(wait)
         self._deadlines.append(wait)
         return True
 
-    def remove(self, request_id: str) -> Request | None:
+    def remove(self, request_id: str, choice: int = 0) -> Request | None:
         """Take a request out by its id; None when it does not wait here."""
-        wait = self._waits.pop(request_id, None)
+        wait = self._waits.pop((request_id, choice), None)
         return None if wait is None else wait.request
 
     def expire(self, step: int) -> list[Request]:
@@ -120,7 +120,7 @@ class PrefixWaits:
         while self._deadlines and self._deadlines[0].until < step:
             wait = self._deadlines.popleft()
             request = wait.request
-            if self._waits.get(request.request_id) is not wait:
+            if self._waits.get(request.member) is not wait:
                 continue
             published = len(wait.owner.path)
             if published > wait.owner_published:
@@ -128,7 +128,7 @@ class PrefixWaits:
                 wait.until = step + PATIENCE_STEPS
                 self._deadlines.append(wait)
             else:
-                del self._waits[request.request_id]
+                del self._waits[request.member]
                 request.patience_over = True
                 expired.append(request)
         return expired
@@ -144,7 +144,7 @@ class PrefixWaits:
                 raise AssertionError(
                     f"request {owner.request_id!r} is {owner.state.value}, yet computes {key.hex()}"
                 )
-        for request_id, wait in self._waits.items():
+        for (request_id, _), wait in self._waits.items():
             if wait.request.state is not RequestState.WAITING:
                 raise AssertionError(f"request {request_id!r} waits but is {wait.request.state}")
             if self._owners.get(wait.key) is not wait.owner:

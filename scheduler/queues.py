@@ -33,7 +33,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._members: dict[str, Request] = {}
+        self._members: dict[tuple[str, int], Request] = {}
         self._lines: dict[int, TenantLine] = {}
         self._ranks: list[int] = []
         self._num_parked = 0
@@ -81,13 +81,13 @@ class WaitingQueue:
         One that is younger than all before it has just arrived; another has been here already, and
         its tenant is not lifted anew.
         """
-        if request.request_id in self._members:
+        if request.member in self._members:
             raise ValueError(f"request {request.request_id!r} is in the queue already")
         line = self._line(-request.spec.priority)
         if request.sequence > self._newest:
             self._newest = request.sequence
             line.counters.arrive(request.spec.tenant, line.num_queued.keys())
-        self._members[request.request_id] = request
+        self._members[request.member] = request
         self._num_parked += request.state is RequestState.PARKED
         self._num_entries += 1
         line.push(request)
@@ -112,9 +112,9 @@ class WaitingQueue:
         self._forget(request, line)
         return request
 
-    def remove(self, request_id: str) -> Request | None:
+    def remove(self, request_id: str, choice: int = 0) -> Request | None:
         """Take a request out by its id; None when it is not in the queue."""
-        request = self._members.get(request_id)
+        request = self._members.get((request_id, choice))
         if request is None:
             return None
         self._forget(request, self._lines[-request.spec.priority])
@@ -216,14 +216,14 @@ class WaitingQueue:
         """The oldest member in a heap, once stale entries are off its top."""
         while heap:
             request = heap[0][1]
-            if self._members.get(request.request_id) is request:
+            if self._members.get(request.member) is request:
                 return request
             heapq.heappop(heap)
             self._num_entries -= 1
         return None
 
     def _forget(self, request: Request, line: TenantLine) -> None:
-        del self._members[request.request_id]
+        del self._members[request.member]
         self._num_parked -= request.state is RequestState.PARKED
         line.leave(request)
 

@@ -4,7 +4,7 @@
 requests are ordered nor where blocks come from. Units: tokens.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
@@ -89,6 +89,8 @@ class RequestSpec:
     extras: PrefixExtras = NO_EXTRAS
     use_prefix_cache: bool = True
     block_keys: tuple[bytes, ...] = ()
+    num_choices: int = 1
+    """Answers wanted; the prompt is computed once and its blocks are shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,13 @@ class RequestUpdate(NamedTuple):
     error: str = ""
     cached_tokens: int = 0
     timings: Timings | None = None
+    choice: int = 0
+    """Which of the request's answers this is about."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request inside the scheduler.
+    """A request inside the scheduler, or one of its choices once they have forked.
 
     Each request merely has computed tokens chasing known tokens: prefill, decode and recompute
     after a preemption are the same thing. `tokens` is prompt then output.
@@ -134,6 +138,10 @@ class Request:
     """The client's max_tokens, or what fits when it gave none."""
     table: BlockTable
     arrived_at: float
+    choice: int = 0
+    """Index of the answer that it makes; 0 for the one that computes the prompt."""
+    pending_forks: list[int] = field(default_factory=list)
+    """Choices that begin with its tokens when it samples next; each has a place kept for it."""
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
     """Tokens whose KV is written."""
@@ -176,15 +184,33 @@ class Request:
     """Tokens in the client's prompt."""
     end_at: int = field(init=False)
     """Known tokens with which it has produced all it may."""
-    urgency: tuple[int, int] = field(init=False)
-    """Sort key: the smaller, the sooner served (highest priority, then oldest)."""
+    urgency: tuple[int, int, int] = field(init=False)
+    """Sort key: the smaller, the sooner served (highest priority, then oldest, then choice)."""
+    sampling: SamplingParams = field(init=False)
+    """The spec's, for this choice."""
 
     def __post_init__(self) -> None:
         """Take from the spec what never changes."""
         self.request_id = self.spec.request_id
         self.num_prompt = len(self.spec.prompt_token_ids)
         self.end_at = self.num_prompt + self.max_tokens
-        self.urgency = (-self.spec.priority, self.sequence)
+        self.urgency = (-self.spec.priority, self.sequence, self.choice)
+        self.sampling = self.sampling_of(self.choice)
+
+    def __lt__(self, other: "Request") -> bool:
+        """Whether this one is more urgent."""
+        return self.urgency < other.urgency
+
+    def sampling_of(self, choice: int) -> SamplingParams:
+        """The spec's parameters for one of its choices."""
+        sampling = self.spec.sampling
+        # The spec's own index is where the choices of this request begin.
+        return replace(sampling, choice=sampling.choice + choice) if choice else sampling
+
+    @property
+    def member(self) -> tuple[str, int]:
+        """What names it among all that are served."""
+        return self.request_id, self.choice
 
     @property
     def num_output(self) -> int:

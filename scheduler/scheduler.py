@@ -8,13 +8,13 @@ is passed in, in seconds), no thread safety: one owner calls it. Units: tokens, 
 from collections.abc import Callable, Sequence
 
 from blockyard.scheduler.batch import Batch
-from blockyard.scheduler.block_table import BlockTable
+from blockyard.scheduler.commit import commit_step
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.deadline import DeadlineWatch, least_tokens
 from blockyard.scheduler.door import refuse_hopeless, refuse_now, resolve_max_tokens
 from blockyard.scheduler.draft import PlanDraft
-from blockyard.scheduler.endings import last_update, reason_to_end
+from blockyard.scheduler.endings import last_update
 from blockyard.scheduler.explain import Explanation, explain
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.packing import StepPacker
@@ -22,11 +22,11 @@ from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.prefix_index import PrefixEvents, StoredBlock
 from blockyard.scheduler.request import (
     FinishReason,
-    Request,
     RequestSpec,
     RequestState,
     RequestUpdate,
 )
+from blockyard.scheduler.roster import Roster
 from blockyard.scheduler.run_ahead import run_ahead, steady_steps
 
 __all__ = ["Scheduler", "StepOrderError"]
@@ -56,23 +56,22 @@ class Scheduler:
         self.config = config
         self._num_blocks = num_blocks
         self._batch = Batch(config, num_blocks, num_host_blocks, rates)
-        self._live: dict[str, Request] = {}
+        self._roster = Roster(self._batch)
         self._deadlines = DeadlineWatch()
         self._in_flight: tuple[StepPlan, PlanDraft] | None = None
         self._draining = False
         self._step = 0
-        self._next_sequence = 0
         self._stalled_steps = 0
 
     @property
     def has_work(self) -> bool:
         """Whether any request is running, waiting or parked."""
-        return bool(self._live)
+        return len(self._roster) > 0
 
     @property
     def num_requests(self) -> int:
         """Requests running, waiting or parked."""
-        return len(self._live)
+        return len(self._roster)
 
     def submit(self, spec: RequestSpec, now: float) -> None:
         """Take a request in.
@@ -83,37 +82,43 @@ class Scheduler:
         """
         max_tokens = resolve_max_tokens(spec, self.config, self._num_blocks)
         num_waiting = self._batch.num_waiting
-        refuse_now(spec.request_id, self._live, self._draining, num_waiting, self.config)
-        request = Request(
-            spec=spec,
-            sequence=self._next_sequence,
-            max_tokens=max_tokens,
-            table=BlockTable(self.config.block_size),
-            arrived_at=now,
-            tokens=list(spec.prompt_token_ids),
-        )
+        refuse_now(spec.request_id, self._roster, self._draining, num_waiting, self.config)
         batch = self._batch
-        batch.cache.join(request)
+        request = self._roster.make(spec, max_tokens, now)
         if spec.deadline_seconds is not None:
             rates = batch.parking.rates.model()
             batch.cache.match(request)
             refuse_hopeless(request, batch.queue.tokens_ahead(spec.priority), rates)
             self._deadlines.add(request, rates)
-        self._next_sequence += 1
-        self._live[spec.request_id] = request
-        batch.queue.push(request)
+        self._roster.add(request)
 
     def abort(self, request_id: str) -> bool:
-        """End a request in whatever state it is; False when it is not, or no longer, served.
+        """End all of a request in whatever state; False when it is not, or no longer, served.
 
         Its blocks are released at once, behind a fence if a step in flight touches them; what
         that step computes for it is ignored at the commit.
         """
-        request = self._live.get(request_id)
-        if request is None:
+        members = self._roster.members(request_id)
+        for member in members:
+            self._roster.end(member, FinishReason.ABORT)
+        return bool(members)
+
+    def fork(self, request_id: str, choice: int, new_choice: int) -> bool:
+        """Let a choice that runs branch where it samples next: both go on from the same tokens.
+
+        For searches: nothing is computed twice, and all blocks are shared.
+
+        Returns:
+            False when there is no such choice, it does not run, the new one exists, or no place is
+            left for it.
+        """
+        members = self._roster.members(request_id)
+        known = {number for member in members for number in (member.choice, *member.pending_forks)}
+        running = (m for m in members if m.state is RequestState.RUNNING and m.choice == choice)
+        parent = next(running, None)
+        if parent is None or new_choice in known:
             return False
-        self._end(request, FinishReason.ABORT)
-        return True
+        return self._batch.want_fork(parent, new_choice)
 
     def expire(self, now: float) -> list[RequestUpdate]:
         """End requests that have not started and can no longer meet their deadline.
@@ -123,7 +128,7 @@ class Scheduler:
         missed = self._deadlines.missed(now, self._batch.parking.rates.model(), least_tokens)
         updates = []
         for request, verdict in missed:
-            self._end(request, FinishReason.DEADLINE)
+            self._roster.end(request, FinishReason.DEADLINE)
             updates.append(last_update(request, now, (), verdict.message))
         return updates
 
@@ -151,6 +156,7 @@ class Scheduler:
         plan = draft.seal(
             batch.take_forgotten(),
             batch.take_replacements(),
+            batch.take_copies(),
             *batch.parking.host.take_moves(draft.step),
         )
         batch.num_recomputed += draft.num_recomputed
@@ -158,7 +164,7 @@ class Scheduler:
         return plan
 
     def commit(self, result: StepResult, now: float) -> list[RequestUpdate]:
-        """Book what the step in flight computed, and tell what is new, in plan order.
+        """Book what the step in flight computed, and tell what is new: rows, then forks.
 
         Raises:
             StepOrderError: the result is not that of the step in flight.
@@ -166,43 +172,14 @@ class Scheduler:
         if self._in_flight is None or self._in_flight[0].step != result.step:
             raise StepOrderError(f"a result of step {result.step} came; that step is not in flight")
         plan, draft = self._in_flight
-        if len(result.token_ids) != sum(plan.samples):
+        if len(result.token_ids) != plan.num_samples:
             raise StepOrderError(
-                f"step {plan.step} samples {sum(plan.samples)} tokens, "
+                f"step {plan.step} samples {plan.num_samples} tokens, "
                 f"its result has {len(result.token_ids)}"
             )
         self._in_flight = None
         batch = self._batch
-        errors = {error.handle: error.message for error in result.errors}
-        sampled = iter(result.token_ids)
-        updates: list[RequestUpdate] = []
-        fulfilled = 0
-        for request, handle, samples in zip(draft.rows, plan.handles, plan.samples, strict=True):
-            token = next(sampled) if samples else None
-            if request.handle != handle:
-                continue  # aborted meanwhile; its slots are off the books already
-            fulfilled += request.num_promised
-            request.num_computed += request.num_promised
-            request.num_promised = 0
-            if errors and handle in errors:
-                # What it computed in this step is not to be found by others either.
-                self._end(request, FinishReason.ERROR)
-                updates.append(last_update(request, now, (), errors[handle]))
-                continue
-            if request.num_computed >= request.publish_at:
-                batch.publish(request)
-            if token is None:
-                continue
-            request.tokens.append(token)
-            if request.first_token_at is None:
-                request.first_token_at = now
-            reason = reason_to_end(request, token)
-            if reason is None:
-                updates.append(RequestUpdate(request.request_id, (token,)))
-            else:
-                self._end(request, reason)
-                updates.append(last_update(request, now, (token,)))
-        batch.holdings.fulfil(fulfilled)
+        updates = commit_step(batch, self._roster, plan, draft, result, now)
         batch.parking.note_copies(len(plan.swap_outs) + len(plan.swap_ins), result.copy_seconds)
         batch.parking.note_step(
             draft.num_tokens - draft.num_decodes,
@@ -265,14 +242,15 @@ class Scheduler:
             prefix_hit_tokens=self._batch.num_prefix_hits,
             recomputed_tokens=self._batch.num_recomputed,
             merged_blocks=self._batch.num_merged,
+            copied_blocks=self._batch.num_copied,
             host_blocks=self._batch.parking.host.counts(),
             preempted=self._batch.parking.counts(),
         )
 
     def explain(self, request_id: str) -> Explanation | None:
         """Why a request waits and for how long that may last; None when it is not served."""
-        request = self._live.get(request_id)
-        return None if request is None else explain(self._batch.view(self._step), request)
+        members = self._roster.members(request_id)
+        return explain(self._batch.view(self._step), members[0]) if members else None
 
     def check(self) -> None:
         """Prove all books. Walks pool, queue and requests: for tests, and on demand.
@@ -281,19 +259,9 @@ class Scheduler:
             AssertionError: naming the request or the block.
         """
         in_flight = self._in_flight[1].rows if self._in_flight is not None else []
-        self._batch.check(self._live, in_flight)
+        self._batch.check(tuple(self._roster), in_flight)
         self.ledger().check()
         if self._stalled_steps:
             raise AssertionError(
                 f"{self._stalled_steps} steps computed nothing although work waited"
             )
-
-    def _end(self, request: Request, reason: FinishReason) -> None:
-        """Take a request off the books, wherever it is."""
-        if request.state is RequestState.RUNNING:
-            self._batch.watermark.observe(0, 1)
-        self._batch.remove_waiting(request.request_id)
-        self._batch.leave(request)
-        del self._live[request.request_id]
-        request.state = RequestState.FINISHED
-        request.finish_reason = reason

@@ -74,7 +74,7 @@ class BlockLaws:
             self._tables[replacement.handle][replacement.index] = replacement.block_id
         self._merging.clear()
         starts = dict(zip(plan.handles, plan.starts, strict=True))
-        brought = {move.destination for move in plan.swap_ins}
+        brought = {move.destination for move in plan.swap_ins} | copied
         for grant in plan.grants:
             table, start = self._tables[grant.handle], starts.get(grant.handle, 0)
             for block_id in grant.block_ids:

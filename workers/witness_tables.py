@@ -58,6 +58,9 @@ class WitnessTables:
             self._rows[admission.handle] = WitnessRow(admission.sampling.choice)
         for replacement in plan.replacements:
             self._replace(replacement)
+        # What has left its last table may be filled anew at once, for one that takes it here.
+        placed = Counter(replacement.block_id for replacement in plan.replacements)
+        filled = {block_id for block_id in filled if self._holders[block_id] > placed[block_id]}
         for grant in plan.grants:
             self._grant(grant)
         self._check_moves(plan, filled)

@@ -47,6 +47,7 @@ class Rig:
     ended: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     cached: dict[str, int] = field(default_factory=dict)
+    arrivals: int = 0
     computed_tokens: int = 0
     now: float = 0.0
 
@@ -78,6 +79,8 @@ class Rig:
         self.acknowledged = 0
         self.laws = BlockLaws(self.block_size, self.known, self.kind)
         self.stored: dict[bytes, bytes] = {}
+        self.choices: dict[str, int] = {}
+        self.inherited: dict[str, int] = {}
 
     def submit(
         self,
@@ -91,16 +94,23 @@ class Rig:
     ) -> None:
         # The seed serves as a name that plans repeat at each admission.
         sampling = SamplingParams(
-            max_tokens, seed=len(self.specs), stop_token_ids=stop, min_tokens=min_tokens
+            max_tokens, seed=self.arrivals, stop_token_ids=stop, min_tokens=min_tokens
         )
+        self.arrivals += 1
         spec = RequestSpec(request_id, tuple(prompt), sampling, priority, **options)
         self.scheduler.submit(spec, self.now)
-        self.specs[request_id] = spec
-        self.outputs[request_id] = []
+        self._begin(request_id, spec, 0, [])
 
-    def urgency(self, request_id: Any) -> tuple[int, int]:
-        spec = self.specs[request_id]
-        return (-spec.priority, spec.sampling.seed)
+    def _begin(self, name: str, spec: RequestSpec, choice: int, before: list[int]) -> None:
+        """A member begins: one choice of a request, named by its id, later ones with a number."""
+        self.specs[name] = spec
+        self.choices[name] = choice
+        self.outputs[name] = list(before)
+        self.inherited[name] = len(before)
+
+    def urgency(self, name: Any) -> tuple[int, int, int]:
+        spec = self.specs[name]
+        return (-spec.priority, spec.sampling.seed, self.choices[name])
 
     def known(self, name: Any) -> tuple[int, ...]:
         return (*self.specs[name].prompt_token_ids, *self.outputs[name])
@@ -131,8 +141,8 @@ class Rig:
         return True
 
     def _hold_against_laws(self, plan: StepPlan, fenced: int) -> None:
-        by_seed = {spec.sampling.seed: name for name, spec in self.specs.items()}
-        admitted = [by_seed[admission.sampling.seed] for admission in plan.admitted]
+        members = {(s.sampling.seed, self.choices[name]): name for name, s in self.specs.items()}
+        admitted = [members[a.sampling.seed, a.sampling.choice] for a in plan.admitted]
         for name, admission in zip(admitted, plan.admitted, strict=True):
             assert admission.prompt_tokens == len(self.specs[name].prompt_token_ids)
             if name not in self.started:
@@ -151,15 +161,24 @@ class Rig:
         for victim in victims:
             assert all(self.urgency(row) < self.urgency(victim) for row in rows)
         assert len(plan.token_ids) <= self.max_step_tokens
-        assert len(rows) <= self.max_running
+        assert self.scheduler.ledger().requests.running + len(plan.forks) <= self.max_running
 
     def commit(self) -> None:
         assert self.in_flight is not None
         plan, result = self.in_flight
         self.in_flight = None
         self.laws.commit(plan)
+        for fork in plan.forks:
+            parent = str(self.laws.names[fork.parent])
+            spec, choice = self.specs[parent], fork.sampling.choice
+            name = f"{spec.request_id}/{choice}"
+            self.laws.fork(fork.parent, fork.handle, name)
+            self._begin(name, spec, choice, self.outputs[parent])
+            if parent in self.reasons:
+                self.reasons[name] = self.reasons[parent]
         for update in self.scheduler.commit(result, self.now):
-            name = update.request_id
+            choice = update.choice
+            name = f"{update.request_id}/{choice}" if choice else update.request_id
             assert name in self.live(), "news of a request that has ended"
             self.outputs[name].extend(update.token_ids)
             if update.finish_reason is not None:
@@ -197,23 +216,29 @@ class Rig:
         (handle,) = (handle for handle, name in self.laws.names.items() if name == request_id)
         self.in_flight = plan, replace(result, errors=(*result.errors, RowError(handle, "failed")))
 
+    def fork(self, name: str, choice: int) -> bool:
+        """Let a member branch where it samples next, into a choice that never was."""
+        if f"{self.specs[name].request_id}/{choice}" in self.specs:
+            return False
+        return self.scheduler.fork(self.specs[name].request_id, self.choices[name], choice)
+
     def abort(self, request_id: str) -> None:
-        was_live = request_id in self.live()
-        assert self.scheduler.abort(request_id) == was_live
-        if was_live:
-            self.reasons[request_id] = FinishReason.ABORT
+        members = [name for name in self.live() if self.specs[name].request_id == request_id]
+        assert self.scheduler.abort(request_id) == bool(members)
+        self.reasons.update(dict.fromkeys(members, FinishReason.ABORT))
 
     def compare(self, name: str) -> None:
         spec = self.specs[name]
-        prompt = spec.prompt_token_ids
+        prompt, inherited = spec.prompt_token_ids, self.outputs[name][: self.inherited[name]]
         slots = self.num_blocks * self.block_size
         fitting = min(self.context - len(prompt), slots - len(prompt) + 1)
-        expected = witness_generate(
-            prompt,
-            spec.sampling.max_tokens or fitting,
+        expected = inherited + witness_generate(
+            (*prompt, *inherited),
+            (spec.sampling.max_tokens or fitting) - len(inherited),
             self.vocab,
             spec.sampling.stop_token_ids,
-            spec.sampling.min_tokens,
+            spec.sampling.min_tokens - len(inherited),
+            self.choices[name],
         )
         assert self.outputs[name] == expected, f"{name} differs from the oracle"
         stopped = (

@@ -78,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(("", "", "", "a")),
         cached=st.sampled_from((True, True, True, False)),
         hint=st.integers(0, 3),
+        num_choices=st.sampled_from((1, 1, 1, 2, 3)),
     )
     def submit(
         self,
@@ -91,13 +92,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         cached: bool,
         hint: int,
+        num_choices: int,
     ) -> None:
         """Prompts go from an eighth of the pool to a little more than all of it.
 
         They begin like others of their family and end in a few tokens of their own. Keys given
         with them may be right, wrong or absent.
         """
-        index = len(self.rig.specs)
+        index = self.rig.arrivals
+        num_choices = min(num_choices, self.rig.max_running)
         slots = self.rig.num_blocks * self.rig.block_size
         length = max(1, slots * eighths // 8)
         total = length + (max_tokens or 1)
@@ -122,6 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 extras=extras,
                 use_prefix_cache=cached,
                 block_keys=keys,
+                num_choices=num_choices,
             )
         except RequestRefused:
             assert self.draining or not fits
@@ -154,7 +158,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rig.specs)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        self.rig.abort(data.draw(st.sampled_from(sorted(self.rig.specs))))
+        name = data.draw(st.sampled_from(sorted(self.rig.specs)))
+        self.rig.abort(self.rig.specs[name].request_id)
+
+    @precondition(lambda self: self.rig.live())
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.rig.live())))
+        self.rig.fork(name, data.draw(st.integers(1, 9)))
 
     @precondition(lambda self: self.rig.specs)
     @rule()

@@ -1,0 +1,87 @@
+"""Books what a step has computed, and tells what is new.
+
+Order: each row's slots are filled, its full blocks published, its children made; then its token
+is appended, which may end it. Children share whatever their parent has by then. Units: tokens.
+"""
+
+from collections.abc import Mapping
+
+from blockyard.scheduler.batch import Batch
+from blockyard.scheduler.draft import PlanDraft
+from blockyard.scheduler.endings import last_update, reason_to_end
+from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.scheduler.request import FinishReason, Request, RequestUpdate
+from blockyard.scheduler.roster import Roster
+
+__all__ = ["commit_step"]
+
+
+def commit_step(
+    batch: Batch,
+    roster: Roster,
+    plan: StepPlan,
+    draft: PlanDraft,
+    result: StepResult,
+    now: float,
+) -> list[RequestUpdate]:
+    """Book the result of the step in flight; what is new, rows in plan order, then forks.
+
+    Args:
+        batch: places and blocks.
+        roster: everybody served.
+        plan: the step.
+        draft: who stands behind its rows.
+        result: what the workers answer, one token for each sample.
+        now: seconds.
+    """
+    errors = {error.handle: error.message for error in result.errors}
+    sampled = iter(result.token_ids)
+    updates: list[RequestUpdate] = []
+    made: dict[int, Request] = {}
+    fulfilled = 0
+    for request, handle, samples in zip(draft.rows, plan.handles, plan.samples, strict=True):
+        token = next(sampled) if samples else None
+        if request.handle != handle:
+            continue  # aborted meanwhile; its slots are off the books already
+        fulfilled += request.num_promised
+        request.num_computed += request.num_promised
+        request.num_promised = 0
+        # What a step computed that failed is not to be found by others.
+        if request.num_computed >= request.publish_at and not (errors and handle in errors):
+            batch.publish(request)
+        if token is None:
+            continue
+        if draft.children and request.pending_forks:
+            for parent, choice, child_handle in draft.children:
+                if parent is request:
+                    made[child_handle] = roster.fork(parent, choice, child_handle)
+        updates.append(_append(roster, request, handle, token, errors, now))
+    for (_, _, handle), token in zip(draft.children, sampled, strict=True):
+        if handle in made:
+            updates.append(_append(roster, made[handle], handle, token, errors, now))
+        else:
+            batch.forget(handle)  # its parent was aborted meanwhile
+    batch.holdings.fulfil(fulfilled)
+    return updates
+
+
+def _append(
+    roster: Roster,
+    request: Request,
+    handle: int,
+    token: int,
+    errors: Mapping[int, str],
+    now: float,
+) -> RequestUpdate:
+    """Append a sampled token, or end the member that could not be sampled."""
+    if errors and handle in errors:
+        roster.end(request, FinishReason.ERROR)
+        return last_update(request, now, (), errors[handle])
+    request.tokens.append(token)
+    if request.first_token_at is None:
+        request.first_token_at = now
+    reason = reason_to_end(request, token)
+    if reason is None:
+        return RequestUpdate(request.request_id, (token,), None, "", 0, None, request.choice)
+    roster.end(request, reason)
+    return last_update(request, now, (token,))
