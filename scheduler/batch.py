@@ -80,7 +80,10 @@ class Batch:
         self.parking.remove_holder(request)
         request.state = RequestState.RUNNING
         self._num_places += 1 + len(request.pending_forks)
-        insort(self.running, request, key=_urgency)
+        if self.running and request < self.running[-1]:
+            insort(self.running, request, key=_urgency)
+        else:
+            self.running.append(request)
 
     def want_fork(self, request: Request, choice: int) -> bool:
         """Let a running request begin another choice when it samples next, if there is a place."""

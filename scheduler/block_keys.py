@@ -50,6 +50,10 @@ NO_EXTRAS = PrefixExtras()
 
 def root_key(extras: PrefixExtras) -> bytes:
     """The parent of every first block. Each value is tagged by its kind and its length."""
+    return _PLAIN_ROOT if extras is NO_EXTRAS else _digest_of(extras)
+
+
+def _digest_of(extras: PrefixExtras) -> bytes:
     digest = blake2b(digest_size=KEY_BYTES, person=b"blockyard.root")
     for field in fields(extras):
         value = getattr(extras, field.name).encode()
@@ -59,6 +63,9 @@ def root_key(extras: PrefixExtras) -> bytes:
             )
             digest.update(value)
     return digest.digest()
+
+
+_PLAIN_ROOT = _digest_of(NO_EXTRAS)
 
 
 def block_keys(

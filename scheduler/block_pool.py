@@ -7,7 +7,7 @@ The pool knows block ids and step numbers; it knows nothing of requests, tables 
 Units: blocks, steps. Every call costs by the blocks it names, not by the pool's size.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 from blockyard.scheduler.ledger import BlockCounts
@@ -58,7 +58,7 @@ class BlockPool:
         self._fence_steps = [0] * num_blocks
         self._published = [False] * num_blocks
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._fenced: dict[int, dict[int, None]] = {}
+        self._fenced: defaultdict[int, dict[int, None]] = defaultdict(dict)
         self._num_fenced = 0
         self._acknowledged = 0
 
@@ -157,18 +157,21 @@ class BlockPool:
                 is changed then.
         """
         self._require_held(block_ids)
+        references, fence_steps = self._references, self._fence_steps
+        acknowledged, published = self._acknowledged, self._published
         gone = []
         for block_id in block_ids:
-            fence = max(fence_step, self._fence_steps[block_id])
-            self._fence_steps[block_id] = fence
-            self._references[block_id] -= 1
-            if self._references[block_id]:
+            fence = fence_steps[block_id]
+            if fence_step > fence:
+                fence_steps[block_id] = fence = fence_step
+            references[block_id] = left = references[block_id] - 1
+            if left:
                 continue
             gone.append(block_id)
-            if fence > self._acknowledged:
-                self._fenced.setdefault(fence, {})[block_id] = None
+            if fence > acknowledged:
+                self._fenced[fence][block_id] = None
                 self._num_fenced += 1
-            elif self._published[block_id]:
+            elif published[block_id]:
                 self._cached[block_id] = None
             else:
                 self._free.append(block_id)
@@ -276,9 +279,16 @@ class BlockPool:
             del self._fenced[fence]
 
     def _require_held(self, block_ids: Sequence[int]) -> None:
+        """Refuse a block that is not held, or named twice."""
+        if not block_ids:
+            return
+        held = self._references.__getitem__
+        named = set(block_ids)
+        in_pool = min(named) >= 0 and max(named) < self.num_blocks
+        if in_pool and len(named) == len(block_ids) and all(map(held, named)):
+            return
         seen: set[int] = set()
         for block_id in block_ids:
-            in_pool = 0 <= block_id < self.num_blocks
-            if not in_pool or not self._references[block_id] or block_id in seen:
+            if not 0 <= block_id < self.num_blocks or not held(block_id) or block_id in seen:
                 raise BlockNotHeld(block_id, "released")
             seen.add(block_id)

@@ -62,17 +62,20 @@ class PlanDraft:
         else:
             self._token_ids.extend(tokens[start:end])
 
-    def add_decode(self, request: Request, handle: int, start: int) -> None:
-        """`add` for the usual row: the newest token alone, in a slot that is there."""
-        self.num_decodes += 1
-        request.num_promised = 1
-        request.last_step = self.step
-        self.rows.append(request)
-        self._handles.append(handle)
-        self._starts.append(start)
-        self._counts.append(1)
-        self._samples.append(True)
-        self._token_ids.append(request.tokens[start])
+    def add_decodes(self, requests: list[Request], handles: list[int]) -> None:
+        """`add` for many usual rows: the newest token alone, in a slot that is there.
+
+        Whoever finds them has set `num_promised` and `last_step`: this is on the path of every
+        row of every step.
+        """
+        count = len(requests)
+        self.num_decodes += count
+        self.rows += requests
+        self._handles += handles
+        self._starts += [request.num_computed for request in requests]
+        self._counts += (1,) * count
+        self._samples += (True,) * count
+        self._token_ids += [request.tokens[-1] for request in requests]
 
     def fork(self, request: Request, choice: int, handle: int) -> None:
         """Let a row that samples begin another choice."""

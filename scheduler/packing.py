@@ -92,8 +92,9 @@ class StepPacker:
         Behind a request that is short of blocks nobody gets new ones: the next to open are its.
         """
         running = self._batch.running
-        draft, budget = self._draft, self._budget
-        num_decodes = 0
+        step = self._draft.step
+        usual: list[Request] = []
+        handles: list[int] = []
         index = 0
         while index < len(running):  # a preemption shortens the list, always behind `index`
             request = running[index]
@@ -106,12 +107,23 @@ class StepPacker:
                 and handle is not None
                 and not request.pending_forks
             ):
-                draft.add_decode(request, handle, start)
-                budget.left -= 1
-                num_decodes += 1
+                request.num_promised = 1
+                request.last_step = step
+                usual.append(request)
+                handles.append(handle)
             else:
+                self._take_usual(usual, handles)
                 self._advance(request, len(running) - index)
-        self._batch.holdings.promise(num_decodes)
+        self._take_usual(usual, handles)
+
+    def _take_usual(self, requests: list[Request], handles: list[int]) -> None:
+        """Plan rows that decode one token in a slot they have; empties the lists."""
+        if requests:
+            self._budget.spend(len(requests))
+            self._batch.holdings.promise(len(requests))
+            self._draft.add_decodes(requests, handles)
+            requests.clear()
+            handles.clear()
 
     def _advance(self, request: Request, later: int) -> None:
         """Plan as many tokens of a running request as there are blocks for."""
@@ -137,8 +149,8 @@ class StepPacker:
     def _begin(self, request: Request, later: int) -> None:
         """Plan the first tokens of a request that has just got a place.
 
-        What is found in the prefix index it need not compute, nor what was saved on the host. All
-        that was saved comes back at once, or it waits until there are blocks for it.
+        It need not compute what the prefix index has, nor what was saved on the host; that comes
+        back at once, or it waits until there are blocks for all of it.
         """
         batch = self._batch
         batch.take_found(request)
@@ -181,11 +193,9 @@ class StepPacker:
     def _make_room(
         self, request: Request, block_ids: tuple[int, ...]
     ) -> tuple[tuple[int, ...], int]:
-        """Make a request's last block its own if others share it, with the first block found.
+        """Make a shared last block the request's own, with the first block found.
 
-        Returns:
-            The blocks that are left to append, and the slots that it may write to with them.
-        """
+        Returns the blocks that are left to append, and the slots to write to with them."""
         table = request.table
         if self._batch.holdings.shares_tail(request):
             if not block_ids:

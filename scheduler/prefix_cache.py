@@ -76,23 +76,22 @@ class PrefixCache:
         begin = len(path)
         chain.reach(request.tokens, done)
         doubled: list[tuple[int, int]] = []
+        parent = path[-1] if path else None
         for index in range(begin, done):
-            parent = path[-1] if path else None
-            content = (parent, chain.root, chain.keys[index], chain.blocks[index])
-            entry = self.index.find(*content)
-            if entry is None:
-                entry = self.index.add(*content, table[index])
-                if entry is None:
-                    # A hint was wrong, or a key of somebody else: this one leaves no more.
-                    resumed = self.waits.withdraw(request, begin, request.num_announced)
-                    request.publish_at = NEVER
-                    request.chain = None
-                    path.clear()
-                    return doubled, resumed
-                self.pool.publish(table[index])
-            elif entry.block_id != table[index]:
-                doubled.append((index, entry.block_id))
-            path.append(entry)
+            own = table[index]
+            parent = self.index.store(parent, chain, index, own)
+            if parent is None:
+                # A hint was wrong, or a key of somebody else: this one leaves no more.
+                resumed = self.waits.withdraw(request, begin, request.num_announced)
+                request.publish_at = NEVER
+                request.chain = None
+                path.clear()
+                return doubled, resumed
+            if parent.block_id == own:
+                self.pool.publish(own)
+            else:
+                doubled.append((index, parent.block_id))
+            path.append(parent)
         request.publish_at = (done + 1) * self._block_size
         return doubled, self.waits.withdraw(request, begin, done)
 

@@ -83,21 +83,18 @@ class PrefixIndex:
             path.append(entry)
             parent = entry
 
-    def find(
-        self, parent: PrefixEntry | None, root: bytes, key: bytes, tokens: bytes
+    def store(
+        self, parent: PrefixEntry | None, chain: KeyChain, index: int, block_id: int
     ) -> PrefixEntry | None:
-        """The entry with this content after this parent; None on a miss."""
-        entry = self._entries.get(key)
-        if entry is None or entry.parent is not parent or entry.tokens != tokens:
-            return None
-        return entry if parent is not None or entry.root == root else None
+        """The entry of block `index` of a chain, after its parent; made for `block_id` on a miss.
 
-    def add(
-        self, parent: PrefixEntry | None, root: bytes, key: bytes, tokens: bytes, block_id: int
-    ) -> PrefixEntry | None:
-        """Make a block findable; None when other content has the key (somebody's hint is wrong)."""
-        if key in self._entries:
-            return None
+        None when other content has the key: somebody's hint is wrong.
+        """
+        key, tokens, root = chain.keys[index], chain.blocks[index], chain.root
+        entry = self._entries.get(key)
+        if entry is not None:
+            same = entry.parent is parent and entry.tokens == tokens and entry.root == root
+            return entry if same else None
         if parent is not None:
             parent.num_children += 1
         entry = PrefixEntry(key, parent, root, tokens, block_id)
@@ -105,7 +102,7 @@ class PrefixIndex:
         if key in self._removed:
             del self._removed[key]
         else:
-            self._stored[key] = entry.parent_key
+            self._stored[key] = root if parent is None else parent.key
         return entry
 
     def remove(self, block_id: int) -> None:

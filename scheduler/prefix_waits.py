@@ -69,13 +69,15 @@ class PrefixWaits:
             Those who waited for one of them; they wait no longer.
         """
         resumed: list[Request] = []
-        if request.chain is None:
+        end = min(end, request.num_announced)
+        if request.chain is None or begin >= end:
             return resumed
-        for key in request.chain.keys[begin : min(end, request.num_announced)]:
-            if self._owners.get(key) is not request:
+        owners, by_key = self._owners, self._by_key
+        for key in request.chain.keys[begin:end]:
+            if owners.get(key) is not request:
                 continue
-            del self._owners[key]
-            for wait in self._by_key.pop(key, ()):
+            del owners[key]
+            for wait in by_key.pop(key, ()) if by_key else ():
                 if self._waits.get(wait.request.member) is wait:
                     del self._waits[wait.request.member]
                     resumed.append(wait.request)

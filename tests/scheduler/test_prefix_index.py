@@ -18,7 +18,7 @@ def store(index: PrefixIndex, chain: KeyChain, first_block: int = 0) -> list[Pre
     index.extend(path, chain, len(chain.blocks))
     for at in range(len(path), len(chain.blocks)):
         parent = path[-1] if path else None
-        entry = index.add(parent, chain.root, chain.keys[at], chain.blocks[at], first_block + at)
+        entry = index.store(parent, chain, at, first_block + at)
         assert entry is not None
         path.append(entry)
     index.check()
@@ -53,9 +53,8 @@ def test_a_wrong_key_never_gives_a_hit() -> None:
     # Equal tokens, but under another root or another parent.
     assert found(index, chain_of(1, 2, 3, 4, root=b"other", hints=hints)) == []
     assert found(index, chain_of(3, 4, hints=hints[1:])) == []
-    for find in (chain_of(1, 9, hints=hints), chain_of(1, 2, root=b"x", hints=hints)):
-        assert index.find(None, find.root, find.keys[0], find.blocks[0]) is None
-        assert index.add(None, find.root, find.keys[0], find.blocks[0], 7) is None
+    for other in (chain_of(1, 9, hints=hints), chain_of(1, 2, root=b"x", hints=hints)):
+        assert index.store(None, other, 0, 7) is None
     index.check()
 
 
@@ -66,7 +65,8 @@ def test_an_old_match_is_taken_anew() -> None:
     index.remove(2)
     index.remove(1)
     assert path[-1].block_id == GONE
-    entry = index.add(path[0], ROOT, chain.keys[1], chain.blocks[1], 5)
+    entry = index.store(path[0], chain, 1, 5)
+    assert index.store(path[0], chain, 1, 6) is entry, "an equal block is there already"
     index.extend(path, chain, 3)
     assert path == [path[0], entry]
     index.remove(5)
