@@ -183,9 +183,6 @@ async def _chat(
             f"has {len(chat.messages):,} messages; the context holds {model.context_tokens:,} "
             "tokens",
         )
-    last = len(chat.messages) - 1
-    if not chat.messages[last].content.strip():
-        raise invalid(f"chat.messages[{last}].content", "is empty; say something to answer")
     messages = []
     size = 0
     for index, message in enumerate(chat.messages):
@@ -193,6 +190,10 @@ async def _chat(
         check_role(f"chat.messages[{index}].role", message.role)
         size += len(message.content.encode())
         messages.append({"role": message.role, "content": message.content})
+    if not messages[-1]["content"].strip():
+        raise invalid(
+            f"chat.messages[{len(messages) - 1}].content", "is empty; say something to answer"
+        )
     check_text_size("chat.messages", size, model.context_tokens)
     try:
         return await _run(size, lambda: tokenizer.encode_chat(messages))
