@@ -116,6 +116,55 @@ FAULTS = (
         "pending = self._outs.get(host_id)",
     ),
     Fault(
+        "a parent is reclaimed before the blocks that follow it",
+        "scheduler/block_table.py",
+        "        given_up.reverse()\n",
+        "",
+    ),
+    Fault(
+        "a block revived behind its fence loses it",
+        "scheduler/block_pool.py",
+        "        fence = self._fence_steps[block_id]\n        block_ids = self._fenced[fence]\n",
+        "        fence = self._fence_steps[block_id]\n        block_ids = self._fenced[fence]\n"
+        "        self._fence_steps[block_id] = 0\n",
+    ),
+    Fault(
+        "an equal block takes the place of another without the workers being told",
+        "scheduler/batch.py",
+        "self._replacements.append(Replacement(request.handle, index, block_id))\n        self.",
+        "pass\n        self.",
+    ),
+    Fault(
+        "a new choice counts no reference of its own",
+        "scheduler/holdings.py",
+        "        self._pool.share(parent.table.block_ids)\n",
+        "",
+    ),
+    Fault(
+        "a choice writes to a block that others share",
+        "scheduler/holdings.py",
+        "        return self._pool.references(table.block_ids[-1]) > 1\n",
+        "        return False\n",
+    ),
+    Fault(
+        "a shared block may be given out while it is being copied",
+        "scheduler/holdings.py",
+        "        self._pool.release((shared,), step)\n",
+        "        self._pool.release((shared,), request.last_step)\n",
+    ),
+    Fault(
+        "a choice is not told that an equal block took the place of its parent's",
+        "scheduler/batch.py",
+        "                if late.handle == parent.handle\n",
+        "                if False\n",
+    ),
+    Fault(
+        "what a parked request holds is never taken back",
+        "scheduler/parking.py",
+        "if not self._holders or self._holders[-1].urgency <= needy.urgency:",
+        "if True:",
+    ),
+    Fault(
         "an older equal is preempted for a younger one",
         "scheduler/preemption.py",
         "return last if needy.urgency < last.urgency else None",

@@ -89,6 +89,7 @@ class BlockLaws:
                 raise LawBroken(f"the fence of host block {move.destination} was passed")
             self._touched_host[move.destination] = plan.step
         self._touched_host.update((move.source, plan.step) for move in plan.swap_ins)
+        self._touched.update((move.source, plan.step) for move in plan.copies)
         for handle in plan.handles:
             self._touched.update(dict.fromkeys(self._tables[handle], plan.step))
         return losers

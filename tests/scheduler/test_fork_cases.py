@@ -193,3 +193,17 @@ def test_the_last_choice_alone_writes_in_place(make_rig: Make, prompt_of: Make) 
     # There is no block for a copy: the first to write needs the others to give way.
     ledger = rig.scheduler.ledger()
     assert (ledger.copied_blocks, ledger.preemptions) == (0, 3)
+
+
+def test_a_choice_follows_when_a_block_of_its_parent_is_merged(
+    make_rig: Make, prompt_of: Make
+) -> None:
+    rig = make_rig(num_blocks=20, max_step_tokens=12)
+    rig.submit("other", prompt_of(8), max_tokens=9)
+    rig.submit("r", prompt_of(8), max_tokens=9, num_choices=2)
+    rig.step()
+    rig.step()
+    # The second block was computed twice, and merged in the very step in which they forked.
+    ledger = rig.scheduler.ledger()
+    assert (ledger.merged_blocks, ledger.requests.running) == (1, 3)
+    rig.finish()
