@@ -40,20 +40,20 @@ FAULTS = (
     Fault(
         "a block is given out while a step may still touch it",
         "scheduler/block_pool.py",
-        "            if fence > self._acknowledged:\n",
+        "            if fence > acknowledged:\n",
         "            if False:\n",
     ),
     Fault(
         "the last to leave a shared block decides its fence alone",
         "scheduler/block_pool.py",
-        "fence = max(fence_step, self._fence_steps[block_id])",
-        "fence = fence_step",
+        "            if fence_step > fence:\n",
+        "            if True:\n",
     ),
     Fault(
         "a shared block is freed by its first holder",
         "scheduler/block_pool.py",
-        "            if self._references[block_id]:\n                continue\n",
-        "",
+        "            if left:\n                continue\n",
+        "            references[block_id] = 0\n",
     ),
     Fault(
         "sharing forgets to count the new holder",
