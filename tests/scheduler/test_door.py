@@ -77,7 +77,7 @@ def test_min_tokens_above_what_fits_is_refused() -> None:
     assert caught.value.field == "min_tokens"
 
 
-def test_a_live_id_is_refused_and_free_again_afterwards() -> None:
+def test_o28_a_live_id_is_refused_and_free_again_afterwards() -> None:
     scheduler = Scheduler(config(), 20)
     scheduler.submit(spec(5), 0.0)
     with pytest.raises(RequestRefused, match="'r' is being served") as caught:

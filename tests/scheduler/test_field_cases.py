@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from blockyard.scheduler.request import FinishReason
+
 Make = Callable[..., Any]
 
 
@@ -122,3 +124,22 @@ def test_o12_o13_waves_with_random_cancels(seed: int, make_rig: Make, prompt_of:
     rig.submit("last", prompt_of(5), max_tokens=3)
     assert rig.step(), "a small request is served at once"
     rig.finish()
+
+
+@pytest.mark.parametrize("moment", range(12))
+def test_o15_cancelled_around_the_last_prefill_chunk(
+    moment: int, make_rig: Make, prompt_of: Make
+) -> None:
+    # Chunks of 8: the eighth step finishes the prompt. After an abort the rig takes no news of it.
+    rig = make_rig(num_blocks=40, max_running=4, max_step_tokens=9)
+    rig.submit("r", prompt_of(64), max_tokens=9)
+    rig.submit("other", prompt_of(8, 1), max_tokens=9)
+    for _ in range(moment):
+        rig.step()
+    rig.plan()
+    rig.abort("r")
+    rig.check()
+    rig.commit()
+    assert rig.reasons["r"] is FinishReason.ABORT
+    rig.finish()
+    assert rig.ended == ["other"]

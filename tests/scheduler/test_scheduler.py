@@ -158,7 +158,7 @@ def test_abort_while_waiting_and_while_parked() -> None:
     assert scheduler.ledger().requests.parked == 0
 
 
-def test_an_id_reused_in_flight_does_not_get_the_old_result() -> None:
+def test_o28_an_id_reused_in_flight_does_not_get_the_old_result() -> None:
     scheduler = make()
     scheduler.submit(spec("r", 4), 0.0)
     plan = planned(scheduler)
