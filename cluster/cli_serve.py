@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from blockyard.cluster.cli_start import Blocks, Model, Port, configure, running
+from blockyard.scheduler.config import PreemptionPolicy
 
 __all__ = ["serve"]
 
@@ -56,6 +57,13 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option(help="Most requests that queue in a group before refusals.", min=1)
     ] = 4096,
+    preemption: Annotated[
+        PreemptionPolicy,
+        typer.Option(
+            help="What becomes of the blocks of a request that must make room: kept in host "
+            "memory, dropped and computed anew, or the cheaper of the two each time."
+        ),
+    ] = PreemptionPolicy.AUTO,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -105,6 +113,7 @@ def serve(
         "max_running": max_running,
         "max_step_tokens": max_step_tokens,
         "max_waiting": max_waiting,
+        "preemption": preemption,
         "metrics_host": metrics_host,
         "metrics_port": metrics_port,
         "serve_grpc_port": serve_grpc_port,

@@ -5,7 +5,7 @@ Knows nothing of how processes are started. Units are in the names.
 
 from dataclasses import dataclass
 
-from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
+from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, PreemptionPolicy, SchedulerConfig
 from blockyard.workers.config import DEVICES, DTYPES, WorkerConfig, WorkerKind
 from blockyard.workers.description import ModelDescription
 
@@ -23,7 +23,7 @@ class ServeConfig:
         model: what to serve; its directory is the same on every node.
         kind, device, dtype, block_size, num_blocks, num_host_blocks, kv_memory_bytes, threads:
             see `WorkerConfig`.
-        max_running, max_step_tokens, max_waiting: see `SchedulerConfig`.
+        max_running, max_step_tokens, max_waiting, preemption: see `SchedulerConfig`.
         num_groups: copies of the model.
         num_ranks: workers in each group.
         grpc_host, grpc_port: where each ingress listens for clients.
@@ -48,6 +48,7 @@ class ServeConfig:
     max_running: int = 256
     max_step_tokens: int = 512
     max_waiting: int = 4096
+    preemption: PreemptionPolicy = PreemptionPolicy.AUTO
     num_groups: int = 1
     num_ranks: int = 1
     grpc_host: str = LOOPBACK
@@ -91,6 +92,7 @@ class ServeConfig:
             max_running=self.max_running,
             max_step_tokens=self.max_step_tokens,
             max_waiting=self.max_waiting,
+            preemption=self.preemption,
         )
 
     def worker(self, rank: int) -> WorkerConfig:

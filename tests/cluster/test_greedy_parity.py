@@ -16,7 +16,7 @@ import torch
 from blockyard.cluster.engine import Engine
 from blockyard.cluster.local_group import LocalGroup
 from blockyard.cluster.tokenizer import load_tokenizer
-from blockyard.scheduler.config import SchedulerConfig
+from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.scheduler.sampling import SamplingParams
@@ -90,18 +90,35 @@ def references() -> list[Reference]:
 
 
 async def run(
-    references: Sequence[Reference], block_size: int, num_blocks: int, together: bool
+    references: Sequence[Reference],
+    block_size: int,
+    num_blocks: int,
+    together: bool,
+    preemption: PreemptionPolicy,
 ) -> tuple[list[list[int]], GroupLedger]:
     """Tokens of each reference's prompt through scheduler, engine and worker; and the books."""
     group = LocalGroup(
         ModelWorker(
-            WorkerConfig(str(DIRECTORY), CONTEXT, block_size=block_size, num_blocks=num_blocks)
+            WorkerConfig(
+                str(DIRECTORY),
+                CONTEXT,
+                block_size=block_size,
+                num_blocks=num_blocks,
+                num_host_blocks=num_blocks,
+            )
         )
     )
     await group.load()
     scheduler = Scheduler(
-        SchedulerConfig(CONTEXT, block_size=block_size, max_running=32, max_step_tokens=256),
+        SchedulerConfig(
+            CONTEXT,
+            block_size=block_size,
+            max_running=32,
+            max_step_tokens=256,
+            preemption=preemption,
+        ),
         num_blocks,
+        num_host_blocks=num_blocks,
     )
     tokens: dict[str, list[int]] = {str(number): [] for number in range(len(references))}
 
@@ -144,17 +161,23 @@ def count_ties(references: Sequence[Reference], answers: Sequence[list[int]]) ->
     "block_size",
     [16, pytest.param(8, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("way", ["one by one", "together", "small pool"])
+@pytest.mark.parametrize("way", ["one by one", "together", "recompute", "swap"])
 def test_greedy_tokens_equal_transformers(
     references: list[Reference], block_size: int, way: str
 ) -> None:
-    slots = SMALL_POOL_SLOTS if way == "small pool" else 8192
+    small = way in ("recompute", "swap")
+    slots = SMALL_POOL_SLOTS if small else 8192
+    policy = PreemptionPolicy.SWAP if way == "swap" else PreemptionPolicy.RECOMPUTE
     answers, ledger = asyncio.run(
-        run(references, block_size, slots // block_size, way != "one by one")
+        run(references, block_size, slots // block_size, way != "one by one", policy)
     )
     ties = count_ties(references, answers)
-    print(f"{ledger.preemptions} preemptions, {ties} ties")
+    preempted = ledger.preempted
+    print(f"{preempted.recomputed} recomputed, {preempted.swapped} swapped, {ties} ties")
     assert ties <= MOST_TIES
     assert ledger.stalled_steps == 0
-    if way == "small pool":
-        assert ledger.preemptions >= 3
+    if way == "recompute":
+        assert preempted.recomputed >= 3
+    if way == "swap":
+        assert preempted.swapped >= 3
+        assert preempted.blocks_in > 0
