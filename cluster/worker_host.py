@@ -27,6 +27,9 @@ __all__ = ["WorkerHost"]
 
 logger = logging.getLogger(__name__)
 
+LAST_WORDS_SECONDS = 2.0
+"""How long a failed rank stays for the engine to read why."""
+
 Result = TypeVar("Result")
 
 
@@ -119,9 +122,22 @@ class WorkerHost:
                 logger.exception("rank %d failed in step %d", self._rank, plan.step)
                 reason = f"{type(error).__name__}: {error}"
                 engine.sendall(codec.encode(WorkerFailed(plan.step, reason)))
+                _let_it_be_read(engine)
                 return
             answer = Executed(result) if self._rank == 0 else Acknowledged(result.step)
             engine.sendall(codec.encode(answer))
+
+
+def _let_it_be_read(engine: socket.socket) -> None:
+    """Take what the engine still sends until it hangs up.
+
+    Closing with plans unread would reset the connection, and a reset may overtake our last words.
+    """
+    engine.shutdown(socket.SHUT_WR)
+    engine.settimeout(LAST_WORDS_SECONDS)
+    with contextlib.suppress(OSError):  # it took too long, or has reset the connection itself
+        while engine.recv(65536):
+            pass
 
 
 def _receive_frame(peer: socket.socket) -> bytes | None:
