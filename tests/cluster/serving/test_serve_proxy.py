@@ -140,7 +140,7 @@ async def test_64_streams_run_at_once(
             assert not streams.done(), "they never all ran at once"
             await asyncio.sleep(0.02)
         assert await streams == [oracle(request) for request in requests]
-    await server.until_clean(client, 5)
+    await server.until_clean(client, 20)
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -151,7 +151,7 @@ async def test_a_client_that_leaves_frees_its_blocks(
     request_for: Callable[..., pb.GenerateRequest],
     streamed: bool,
 ) -> None:
-    await server.until_clean(client, 5)
+    await server.until_clean(client, 20)
     [before] = await server.books(client)
     method = channel.unary_stream(STREAM) if streamed else channel.unary_unary(GENERATE)
     calls = [method(request_for([n, n], 4000).SerializeToString()) for n in range(30)]
@@ -160,6 +160,6 @@ async def test_a_client_that_leaves_frees_its_blocks(
             await asyncio.sleep(0.02)
     for call in calls:
         call.cancel()
-    await server.until_clean(client, 5)
+    await server.until_clean(client, 20)
     [after] = await server.books(client)
     assert after.step - before.step < 4000, "they ran on to their end"
