@@ -40,20 +40,20 @@ FAULTS = (
     Fault(
         "a block is given out while a step may still touch it",
         "scheduler/block_pool.py",
-        "            if fence > acknowledged:\n",
-        "            if False:\n",
+        "        if fence > self._acknowledged:\n",
+        "        if False:\n",
     ),
     Fault(
         "the last to leave a shared block decides its fence alone",
         "scheduler/block_pool.py",
-        "            if fence_step > fence:\n",
-        "            if True:\n",
+        "                touched[block_id] = fence_step\n",
+        "                pass\n",
     ),
     Fault(
         "a shared block is freed by its first holder",
         "scheduler/block_pool.py",
-        "            if left:\n                continue\n",
-        "            references[block_id] = 0\n",
+        "            references[block_id] = left = references[block_id] - 1\n",
+        "            references[block_id] = left = 0\n",
     ),
     Fault(
         "sharing forgets to count the new holder",
@@ -124,9 +124,8 @@ FAULTS = (
     Fault(
         "a block revived behind its fence loses it",
         "scheduler/block_pool.py",
-        "        fence = self._fence_steps[block_id]\n        block_ids = self._fenced[fence]\n",
-        "        fence = self._fence_steps[block_id]\n        block_ids = self._fenced[fence]\n"
-        "        self._fence_steps[block_id] = 0\n",
+        "        self._touched[block_id] = fence\n",
+        "",
     ),
     Fault(
         "an equal block takes the place of another without the workers being told",
@@ -181,6 +180,18 @@ FAULTS = (
         "scheduler/queues.py",
         "if parked is not None and (waiting is None or parked.sequence < waiting.sequence):",
         "if parked is not None and waiting is None:",
+    ),
+    Fault(
+        "a tenant keeps its turn although it was charged since",
+        "scheduler/queues.py",
+        "            self._head = None\n\n    def charged",
+        "\n    def charged",
+    ),
+    Fault(
+        "who arrives waits for a turn that was found before",
+        "scheduler/queues.py",
+        "        self._head = None\n        self._members[request.member] = request\n",
+        "        self._members[request.member] = request\n",
     ),
     Fault(
         "a tenant is charged for its first token only",

@@ -7,6 +7,7 @@ Units: token ids; a key is 16 bytes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from hashlib import blake2b
 from struct import Struct, pack
 
@@ -77,6 +78,12 @@ def block_keys(
     return tuple(chain.keys)
 
 
+@cache
+def _block_format(block_size: int) -> Struct:
+    """How a block's token ids are packed. Made once: it takes as long as the rest of a chain."""
+    return Struct(f"<{block_size}I")
+
+
 class KeyChain:
     """Keys and packed token ids of a growing sequence's full blocks, made when first asked for.
 
@@ -95,7 +102,7 @@ class KeyChain:
         self.blocks: list[bytes] = []
         """Token ids of each full block, packed."""
         self._block_size = block_size
-        self._block_format = Struct(f"<{block_size}I")
+        self._block_format = _block_format(block_size)
 
     def copy(self) -> "KeyChain":
         """A chain that may grow on in another way."""

@@ -8,7 +8,7 @@ Units: blocks, steps. Every call costs by the blocks it names, not by the pool's
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from blockyard.scheduler.ledger import BlockCounts
 from blockyard.scheduler.pool_audit import check_states
@@ -53,10 +53,11 @@ class BlockPool:
         self._on_reclaim = on_reclaim
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
-        # Newest step that may touch each block, kept from the first release of a shared one to
-        # its last: the holder that leaves last need not be the one that touched it last.
-        self._fence_steps = [0] * num_blocks
-        self._published = [False] * num_blocks
+        # Newest step that may touch a held block which others have released: the holder that
+        # leaves last need not be the one that touched it last.
+        self._touched: dict[int, int] = {}
+        # A byte each, so that the flags of a whole pool stay in a core's cache.
+        self._published = bytearray(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._fenced: defaultdict[int, dict[int, None]] = defaultdict(dict)
         self._num_fenced = 0
@@ -111,7 +112,6 @@ class BlockPool:
         for _ in range(count):
             block_id = free.pop() if free else self._reclaim()
             self._references[block_id] = 1
-            self._fence_steps[block_id] = 0
             block_ids.append(block_id)
         return tuple(block_ids)
 
@@ -156,25 +156,22 @@ class BlockPool:
             BlockNotHeld: naming the first block that nobody holds, or that is named twice; nothing
                 is changed then.
         """
+        if not block_ids:
+            return []
         self._require_held(block_ids)
-        references, fence_steps = self._references, self._fence_steps
-        acknowledged, published = self._acknowledged, self._published
+        references, touched = self._references, self._touched
         gone = []
         for block_id in block_ids:
-            fence = fence_steps[block_id]
-            if fence_step > fence:
-                fence_steps[block_id] = fence = fence_step
             references[block_id] = left = references[block_id] - 1
-            if left:
-                continue
-            gone.append(block_id)
-            if fence > acknowledged:
-                self._fenced[fence][block_id] = None
-                self._num_fenced += 1
-            elif published[block_id]:
-                self._cached[block_id] = None
-            else:
-                self._free.append(block_id)
+            if not left:
+                gone.append(block_id)
+            elif fence_step > max(self._acknowledged, touched.get(block_id, 0)):
+                touched[block_id] = fence_step
+        if touched:
+            for block_id in gone:
+                self._put_behind(max(fence_step, touched.pop(block_id, 0)), (block_id,))
+        else:
+            self._put_behind(fence_step, gone)
         return gone
 
     def publish(self, block_id: int) -> None:
@@ -185,11 +182,11 @@ class BlockPool:
         """
         if not self._references[block_id]:
             raise BlockNotHeld(block_id, "published")
-        self._published[block_id] = True
+        self._published[block_id] = 1
 
     def unpublish_all(self) -> None:
         """Keep no block for its content any more. Walks the pool."""
-        self._published = [False] * self.num_blocks
+        self._published = bytearray(self.num_blocks)
         self._free.extend(self._cached)
         self._cached.clear()
 
@@ -205,11 +202,7 @@ class BlockPool:
         for fence in sorted(fence for fence in self._fenced if fence <= step):
             block_ids = self._fenced.pop(fence)
             self._num_fenced -= len(block_ids)
-            for block_id in block_ids:
-                if self._published[block_id]:
-                    self._cached[block_id] = None
-                else:
-                    self._free.append(block_id)
+            self._open(block_ids)
 
     def counts(self) -> BlockCounts:
         """How many blocks are in each state."""
@@ -251,41 +244,52 @@ class BlockPool:
             published=self._published,
         )
         for fence, block_ids in self._fenced.items():
-            for block_id in block_ids:
-                if fence <= self._acknowledged or self._fence_steps[block_id] != fence:
-                    raise AssertionError(
-                        f"block {block_id} is fenced until step {fence}; its last step is "
-                        f"{self._fence_steps[block_id]}, acknowledged is {self._acknowledged}"
-                    )
+            if fence <= self._acknowledged:
+                raise AssertionError(f"blocks {[*block_ids]} are fenced until {fence}, long over")
+        for block_id in self._touched:
+            if not self._references[block_id]:
+                raise AssertionError(f"block {block_id} is remembered as shared; nobody holds it")
         if self._num_fenced != sum(map(len, self._fenced.values())):
             raise AssertionError(f"{self._num_fenced} blocks are counted as fenced, wrongly")
 
     def _reclaim(self) -> int:
         block_id, _ = self._cached.popitem(last=False)
         self._on_reclaim(block_id)
-        self._published[block_id] = False
+        self._published[block_id] = 0
         return block_id
+
+    def _put_behind(self, fence: int, block_ids: Collection[int]) -> None:
+        """Blocks whose last reference went wait for a step, if it is not acknowledged yet."""
+        if fence > self._acknowledged:
+            self._fenced[fence].update(dict.fromkeys(block_ids))
+            self._num_fenced += len(block_ids)
+        else:
+            self._open(block_ids)
+
+    def _open(self, block_ids: Iterable[int]) -> None:
+        """Blocks that nothing touches any more become free, or are kept if published."""
+        published, cached, free = self._published, self._cached, self._free
+        for block_id in block_ids:
+            if published[block_id]:
+                cached[block_id] = None
+            else:
+                free.append(block_id)
 
     def _revive(self, block_id: int) -> None:
         """Take an unheld published block out of the state it is in."""
         if block_id in self._cached:
             del self._cached[block_id]
             return
-        fence = self._fence_steps[block_id]
-        block_ids = self._fenced[fence]
-        del block_ids[block_id]
+        fence = next(fence for fence, fenced in self._fenced.items() if block_id in fenced)
+        del self._fenced[fence][block_id]
         self._num_fenced -= 1
-        if not block_ids:
-            del self._fenced[fence]
+        self._touched[block_id] = fence
 
     def _require_held(self, block_ids: Sequence[int]) -> None:
         """Refuse a block that is not held, or named twice."""
-        if not block_ids:
-            return
         held = self._references.__getitem__
-        named = set(block_ids)
-        in_pool = min(named) >= 0 and max(named) < self.num_blocks
-        if in_pool and len(named) == len(block_ids) and all(map(held, named)):
+        in_pool = 0 <= min(block_ids) <= max(block_ids) < self.num_blocks
+        if in_pool and all(map(held, block_ids)) and len(set(block_ids)) == len(block_ids):
             return
         seen: set[int] = set()
         for block_id in block_ids:

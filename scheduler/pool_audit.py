@@ -13,14 +13,14 @@ def check_states(
     cached: Collection[int],
     fenced: Mapping[int, Collection[int]],
     references: Sequence[int],
-    published: Sequence[bool],
+    published: Sequence[int],
 ) -> None:
     """Prove that each block is free, cached, fenced or held, and kept only if published.
 
     Args:
         free, cached: blocks in these states.
         fenced: blocks by the step until which they are fenced.
-        references, published: of each block of the pool.
+        references, published: of each block of the pool; published ones are 1.
 
     Raises:
         AssertionError: naming the block.

@@ -39,6 +39,8 @@ class WaitingQueue:
         self._num_parked = 0
         self._num_entries = 0
         self._newest = -1
+        # Whose turn it is, once it was asked, until anything changes.
+        self._head: Request | None = None
 
     def __len__(self) -> int:
         """Requests that wait or are parked."""
@@ -69,6 +71,7 @@ class WaitingQueue:
         line = self._lines.get(-request.spec.priority)
         if line is not None and line.counters.contended:
             line.counters.charge(request.spec.tenant, prefill_tokens, decode_tokens)
+            self._head = None
 
     def charged(self, request: Request) -> int:
         """What the request's tenant has been charged, in its priority."""
@@ -87,6 +90,7 @@ class WaitingQueue:
         if request.sequence > self._newest:
             self._newest = request.sequence
             line.counters.arrive(request.spec.tenant, line.num_queued.keys())
+        self._head = None
         self._members[request.member] = request
         self._num_parked += request.state is RequestState.PARKED
         self._num_entries += 1
@@ -94,8 +98,9 @@ class WaitingQueue:
 
     def head(self) -> Request | None:
         """Whose turn it is, left in place; None when nobody waits."""
-        line = self._first_line()
-        return None if line is None else self._head_of(line)
+        if self._head is None and self._members:
+            self._head = self._head_of(self._first_line())
+        return self._head
 
     def pop(self) -> Request:
         """Take out whose turn it is.
@@ -103,10 +108,10 @@ class WaitingQueue:
         Raises:
             IndexError: nobody waits.
         """
-        line = self._first_line()
-        if line is None:
+        request = self.head()
+        if request is None:
             raise IndexError("nobody waits")
-        request = self._head_of(line)
+        line = self._lines[-request.spec.priority]
         line.take(request)
         self._num_entries -= 1
         self._forget(request, line)
@@ -179,6 +184,9 @@ class WaitingQueue:
         }
         if counted != queued:
             raise AssertionError(f"tenants are counted to have {counted} queued, it is {queued}")
+        head, self._head = self._head, None
+        if head is not None and head is not self.head():
+            raise AssertionError(f"it is no longer the turn of request {head.request_id!r}")
 
     def _line(self, rank: int) -> TenantLine:
         line = self._lines.get(rank)
@@ -190,11 +198,9 @@ class WaitingQueue:
             insort(self._ranks, rank)
         return line
 
-    def _first_line(self) -> TenantLine | None:
-        for rank in self._ranks:
-            if self._lines[rank].num_queued:
-                return self._lines[rank]
-        return None
+    def _first_line(self) -> TenantLine:
+        """The line of the highest priority that has a member; there must be one."""
+        return next(line for rank in self._ranks if (line := self._lines[rank]).num_queued)
 
     def _head_of(self, line: TenantLine) -> Request:
         """The next of a line that is not empty: by turn, unless somebody older is parked."""
@@ -223,6 +229,7 @@ class WaitingQueue:
         return None
 
     def _forget(self, request: Request, line: TenantLine) -> None:
+        self._head = None
         del self._members[request.member]
         self._num_parked -= request.state is RequestState.PARKED
         line.leave(request)

@@ -85,7 +85,8 @@ class Roster:
         """Take a member off the books, wherever it is."""
         if request.state is RequestState.RUNNING:
             self._batch.watermark.observe(0, 1)
-        self._batch.remove_waiting(request)
+        else:
+            self._batch.remove_waiting(request)
         self._batch.leave(request)
         members = self._members[request.request_id]
         members.remove(request)
