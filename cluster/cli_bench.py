@@ -57,7 +57,9 @@ def scheduler(
             typer.echo(json.dumps(asdict(over))) if as_json else show_oversubscription(over)
         else:
             from blockyard.cluster.benchmark_scheduler import measure_scheduler
+            from blockyard.cluster.garbage import collect_rarely
 
+            collect_rarely()  # as the process of a group does
             speed = measure_scheduler(progress=progress)
             typer.echo(json.dumps(asdict(speed))) if as_json else show_scheduler(speed)
     except KeyboardInterrupt:

@@ -21,6 +21,7 @@ from blockyard.cluster.actors import (
 from blockyard.cluster.central_link import CentralLink
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.engine_server import EngineServer
+from blockyard.cluster.garbage import collect_rarely
 from blockyard.cluster.group_books import facts_of
 from blockyard.cluster.messages import GroupIdentity
 from blockyard.cluster.worker_group import WorkerGroup
@@ -89,6 +90,7 @@ class GroupReplica:
         locate = partial(locate_central, config.wire_host)
         link = CentralLink(self._server, identity, locate, changed)
         self._link = asyncio.create_task(link.run(), name="central-link")
+        collect_rarely()
         logger.info(
             "%s serves %s with %d blocks and %d in host memory",
             self._group_id,
