@@ -9,8 +9,9 @@ import gc
 
 __all__ = ["collect_rarely"]
 
-_NEW_OBJECTS = 10_000
-"""Objects made and still there before Python looks through them: more than a step makes."""
+_NEW_OBJECTS = 30_000
+"""Objects made and still there before Python looks through them. A step makes a few thousand; of
+every hundred steps fewer than one is to wait for it."""
 
 
 def collect_rarely() -> None:
