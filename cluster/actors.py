@@ -94,7 +94,7 @@ class CentralActor:
         self._stage = stage
 
     async def note_failure(self, reason: str) -> None:
-        """A group could not start; kept until a group starts after all."""
+        """A group could not start; whoever is starting the deployment gives up for this reason."""
         self._failure = reason
 
     async def start_state(self) -> tuple[str, str]:
