@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from blockyard.cluster.cli_bench import bench_app
-from blockyard.cluster.cli_calibrate import calibrate
-from blockyard.cluster.cli_demo import demo
-from blockyard.cluster.cli_generate import generate
-from blockyard.cluster.cli_ledger import ledger
-from blockyard.cluster.cli_measure import measure
-from blockyard.cluster.cli_model import model_app
-from blockyard.cluster.cli_plan import plan
-from blockyard.cluster.cli_replay import replay
-from blockyard.cluster.cli_serve import serve
+from blockyard.cluster.commands.bench import bench_app
+from blockyard.cluster.commands.calibrate import calibrate
+from blockyard.cluster.commands.demo import demo
+from blockyard.cluster.commands.generate import generate
+from blockyard.cluster.commands.ledger import ledger
+from blockyard.cluster.commands.measure import measure
+from blockyard.cluster.commands.model import model_app
+from blockyard.cluster.commands.plan import plan
+from blockyard.cluster.commands.replay import replay
+from blockyard.cluster.commands.serve import serve
 
 __all__ = ["app", "main"]
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from blockyard.cluster.group_books import GroupBooks
+from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.workers.description import ModelDescription

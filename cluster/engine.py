@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from blockyard.cluster.shadow_feed import ShadowFeed
+from blockyard.cluster.books.shadow_feed import ShadowFeed
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec, RequestUpdate

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator
 from itertools import count
 
-from blockyard.cluster.group_books import GroupBooks
+from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.messages import (
     Abort,
     AskLedger,

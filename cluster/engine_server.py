@@ -10,8 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.engine import Engine, Group
-from blockyard.cluster.group_books import GroupBooks
 from blockyard.cluster.messages import (
     Abort,
     AskLedger,

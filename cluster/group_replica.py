@@ -18,11 +18,11 @@ from blockyard.cluster.actors import (
     listening_host,
     locate_central,
 )
+from blockyard.cluster.books.group_books import facts_of
 from blockyard.cluster.central_link import CentralLink
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.garbage import collect_rarely
-from blockyard.cluster.group_books import facts_of
 from blockyard.cluster.messages import GroupIdentity
 from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.scheduler.cost_model import RateMeter

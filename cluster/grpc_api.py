@@ -13,12 +13,12 @@ from typing import TypeVar
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
-from blockyard.cluster.api_error import ApiCode, ApiError, from_refusal
+from blockyard.cluster.books.ledger_message import ledger_message
+from blockyard.cluster.books.ledger_watch import LedgerWatches
 from blockyard.cluster.dispatch import Dispatcher, GroupReport
-from blockyard.cluster.generation import GenerationService, find_model, unexpected_error
-from blockyard.cluster.ledger_message import ledger_message
-from blockyard.cluster.ledger_watch import LedgerWatches
-from blockyard.cluster.malformed_message import MalformedMessage
+from blockyard.cluster.request.api_error import ApiCode, ApiError, from_refusal
+from blockyard.cluster.request.generation import GenerationService, find_model, unexpected_error
+from blockyard.cluster.request.malformed_message import MalformedMessage
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import cluster_pb2, generation_pb2
 from blockyard.scheduler.request import RequestRefused

@@ -12,9 +12,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from blockyard.cluster.api_error import ApiError
 from blockyard.cluster.dispatch import Dispatcher
-from blockyard.cluster.generation import GenerationService, unexpected_error
 from blockyard.cluster.grpc_api import SERVED_SERVICES, ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.grpc_handlers import (
     add_cluster_to_server,
@@ -22,6 +20,8 @@ from blockyard.cluster.grpc_handlers import (
     add_health_to_server,
 )
 from blockyard.cluster.grpc_status import call_status
+from blockyard.cluster.request.api_error import ApiError
+from blockyard.cluster.request.generation import GenerationService, unexpected_error
 from blockyard.cluster.tokenizer import ModelTokenizer
 
 __all__ = ["DEFAULT_ADDRESS", "MAX_MESSAGE_BYTES", "GrpcFront", "server_options"]

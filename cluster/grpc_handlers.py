@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from blockyard.cluster.malformed_message import tolerant_parser
+from blockyard.cluster.request.malformed_message import tolerant_parser
 from blockyard.protos import cluster_pb2, generation_pb2
 
 __all__ = ["add_cluster_to_server", "add_generation_to_server", "add_health_to_server"]

@@ -12,7 +12,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from blockyard.cluster.api_error import ApiError
+from blockyard.cluster.request.api_error import ApiError
 
 __all__ = ["ERROR_DOMAIN", "CallStatus", "SettableContext", "call_status", "set_status"]
 

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from blockyard.cluster.actors import locate_central
-from blockyard.cluster.api_error import ApiError
+from blockyard.cluster.books.metrics_endpoint import MetricsEndpoint
 from blockyard.cluster.config import ServeConfig
-from blockyard.cluster.generation import GenerationService, unexpected_error
 from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.grpc_front import GrpcFront
 from blockyard.cluster.grpc_status import SettableContext, set_status
 from blockyard.cluster.ingress import ClusterDispatcher
-from blockyard.cluster.metrics_endpoint import MetricsEndpoint
+from blockyard.cluster.request.api_error import ApiError
+from blockyard.cluster.request.generation import GenerationService, unexpected_error
 from blockyard.cluster.tokenizer import load_tokenizer
 
 __all__ = ["IngressReplica"]

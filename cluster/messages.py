@@ -6,7 +6,7 @@ Channels: engine to worker, ingress to engine, engine and ingress to the central
 
 import msgspec
 
-from blockyard.cluster.group_books import GroupBooks
+from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RefusalCode, RequestSpec, RequestUpdate

@@ -12,8 +12,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from blockyard.cluster.books.metric_specs import METRICS, MetricSpec, RankReport
 from blockyard.cluster.dispatch import GroupReport
-from blockyard.cluster.metric_specs import METRICS, MetricSpec, RankReport
 
 __all__ = ["encode_reports"]
 

@@ -13,9 +13,17 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from blockyard.cluster.chat_template import ChatTemplate, ChatTemplateError, read_chat_template
-from blockyard.cluster.control_text import ControlText, PlainEncoder
-from blockyard.cluster.token_decoder import ByteTokenDecoder, TokenDecoder, WindowTokenDecoder
+from blockyard.cluster.request.chat_template import (
+    ChatTemplate,
+    ChatTemplateError,
+    read_chat_template,
+)
+from blockyard.cluster.request.control_text import ControlText, PlainEncoder
+from blockyard.cluster.request.token_decoder import (
+    ByteTokenDecoder,
+    TokenDecoder,
+    WindowTokenDecoder,
+)
 
 __all__ = ["ModelTokenizer", "TokenizerFilesError", "load_tokenizer"]
 

@@ -8,9 +8,9 @@ over its ranks). Units: bytes, tokens, token slots, blocks.
 import math
 from dataclasses import dataclass
 
-from blockyard.scheduler.kv_budget import KvBudget
-from blockyard.scheduler.lengths import Lengths
-from blockyard.scheduler.verdict import Verdict, give_verdict
+from blockyard.scheduler.capacity.kv_budget import KvBudget
+from blockyard.scheduler.capacity.lengths import Lengths
+from blockyard.scheduler.capacity.verdict import Verdict, give_verdict
 
 __all__ = [
     "BlocksPlan",

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 
-from blockyard.scheduler.arrivals import Arrival
 from blockyard.scheduler.placement import choose_group
-from blockyard.scheduler.replay_records import ReplayRecords
-from blockyard.scheduler.simulated_group import SimulatedGroup
+from blockyard.scheduler.simulated.arrivals import Arrival
+from blockyard.scheduler.simulated.group import SimulatedGroup
+from blockyard.scheduler.simulated.records import ReplayRecords
 
 __all__ = ["BACKLOG", "Feed", "ReplayStalled", "run_replay"]
 

@@ -27,7 +27,7 @@ from blockyard.scheduler.request import (
     RequestUpdate,
 )
 from blockyard.scheduler.roster import Roster
-from blockyard.scheduler.run_ahead import run_ahead, steady_steps
+from blockyard.scheduler.simulated.run_ahead import run_ahead, steady_steps
 
 __all__ = ["Scheduler", "StepOrderError"]
 

@@ -11,10 +11,10 @@ import grpc
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from blockyard.cluster.chat_template import ChatTemplate
+from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.dispatch import Dispatcher, GroupReport, TokenStream
-from blockyard.cluster.group_books import GroupBooks
 from blockyard.cluster.grpc_front import GrpcFront
+from blockyard.cluster.request.chat_template import ChatTemplate
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.scheduler.ledger import BlockCounts, GroupLedger, RequestCounts, SlotCounts
 from blockyard.scheduler.request import FinishReason, RequestSpec, RequestUpdate, Timings

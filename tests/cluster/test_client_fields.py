@@ -2,9 +2,9 @@
 
 import pytest
 
-from blockyard.cluster.api_error import ApiError, from_refusal
+from blockyard.cluster.request.api_error import ApiError, from_refusal
+from blockyard.cluster.request.validation import client_fields, prepare_request
 from blockyard.cluster.tokenizer import ModelTokenizer
-from blockyard.cluster.validation import client_fields, prepare_request
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.request import RefusalCode, RequestRefused
 from blockyard.workers.description import ModelDescription

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2
 
-from blockyard.cluster.api_error import ApiCode, ApiError
-from blockyard.cluster.generation import GenerationService
 from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
-from blockyard.cluster.malformed_message import MalformedMessage
+from blockyard.cluster.request.api_error import ApiCode, ApiError
+from blockyard.cluster.request.generation import GenerationService
+from blockyard.cluster.request.malformed_message import MalformedMessage
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import cluster_pb2
 from blockyard.protos import generation_pb2 as pb

@@ -4,14 +4,14 @@ from typing import Any
 import grpc
 import pytest
 
-from blockyard.cluster.api_error import ApiCode, ApiError
 from blockyard.cluster.grpc_handlers import (
     add_cluster_to_server,
     add_generation_to_server,
     add_health_to_server,
 )
 from blockyard.cluster.grpc_status import call_status, set_status
-from blockyard.cluster.malformed_message import MalformedMessage, tolerant_parser
+from blockyard.cluster.request.api_error import ApiCode, ApiError
+from blockyard.cluster.request.malformed_message import MalformedMessage, tolerant_parser
 from blockyard.protos import cluster_pb2, generation_pb2
 
 

@@ -12,12 +12,12 @@ import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from blockyard.cluster.group_books import facts_of
-from blockyard.cluster.metric_specs import METRICS
+from blockyard.cluster.books.group_books import facts_of
+from blockyard.cluster.books.metric_specs import METRICS
+from blockyard.cluster.books.metrics_endpoint import MetricsEndpoint
 from blockyard.cluster.metrics import encode_reports
-from blockyard.cluster.metrics_endpoint import MetricsEndpoint
+from blockyard.scheduler.contiguous.shadow import ContiguousShadow
 from blockyard.scheduler.ledger import BlockCounts, PreemptionCounts
-from blockyard.scheduler.shadow import ContiguousShadow
 from blockyard.workers.config import AllocatorMemory, WorkerProfile
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"

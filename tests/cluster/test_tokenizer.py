@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
-from blockyard.cluster.chat_template import ChatTemplate, ChatTemplateError
+from blockyard.cluster.request.chat_template import ChatTemplate, ChatTemplateError
 from blockyard.cluster.tokenizer import ModelTokenizer, TokenizerFilesError, load_tokenizer
 
 BEGIN, TURN, END = 0, 1, 2

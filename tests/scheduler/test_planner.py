@@ -2,18 +2,18 @@
 
 import pytest
 
-from blockyard.scheduler.contiguous import make_allocator
-from blockyard.scheduler.kv_budget import KvBudget, MemoryTooSmall
-from blockyard.scheduler.kv_math import KNOWN_SHAPES, ModelShape
-from blockyard.scheduler.lengths import (
+from blockyard.scheduler.capacity.kv_budget import KvBudget, MemoryTooSmall
+from blockyard.scheduler.capacity.kv_math import KNOWN_SHAPES, ModelShape
+from blockyard.scheduler.capacity.lengths import (
     Lengths,
     constant_lengths,
     fitted_lengths,
     measured_lengths,
 )
-from blockyard.scheduler.plan_alternatives import plan_alternatives
+from blockyard.scheduler.capacity.plan_alternatives import plan_alternatives
+from blockyard.scheduler.capacity.verdict import Finding
+from blockyard.scheduler.contiguous.allocators import make_allocator
 from blockyard.scheduler.planner import CapacityPlan, plan_capacity
-from blockyard.scheduler.verdict import Finding
 
 LLAMA_7B = KNOWN_SHAPES["llama-2-7b"]
 LLAMA_13B = KNOWN_SHAPES["llama-2-13b"]

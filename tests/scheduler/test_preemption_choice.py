@@ -13,9 +13,9 @@ import pytest
 from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.ledger import PreemptionCounts
-from blockyard.scheduler.roofline import H200, LLAMA_8B
 from blockyard.scheduler.scheduler import Scheduler
-from blockyard.scheduler.simulation import (
+from blockyard.scheduler.simulated.roofline import H200, LLAMA_8B
+from blockyard.scheduler.simulated.simulation import (
     Outcome,
     RequestShape,
     SimulatedDevice,

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from blockyard.scheduler.arrivals import Arrival
+from blockyard.scheduler.capacity.kv_math import ModelShape
 from blockyard.scheduler.config import PreemptionPolicy
-from blockyard.scheduler.kv_math import ModelShape
 from blockyard.scheduler.replay import BACKLOG, Feed
-from blockyard.scheduler.replay_setup import (
+from blockyard.scheduler.simulated.arrivals import Arrival
+from blockyard.scheduler.simulated.roofline import H200
+from blockyard.scheduler.simulated.setup import (
     ALLOCATORS,
     AllocatorOutcome,
     ReplaySetup,
     replay_allocator,
 )
-from blockyard.scheduler.roofline import H200
-from blockyard.scheduler.step_cost import make_step_cost
+from blockyard.scheduler.simulated.step_cost import make_step_cost
 
 SHAPE = ModelShape(32, 8, 128, 8_000_000_000)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from blockyard.cluster.cli_start import free_port
+from blockyard.cluster.commands.start import free_port
 from blockyard.workers.catalog import DEFAULT_MODEL, default_cache_dir
 
 BLOCKYARD = Path(sys.executable).parent / "blockyard"

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from blockyard.cluster import engine_link
+from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.engine_link import EngineLink, EngineStream
-from blockyard.cluster.group_books import GroupBooks
 from blockyard.cluster.messages import (
     Abort,
     AskLedger,

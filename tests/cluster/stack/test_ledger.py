@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from blockyard.cluster.cli_ledger import ledger_object
+from blockyard.cluster.books.group_books import GroupBooks, facts_of
+from blockyard.cluster.books.ledger_message import ledger_message
 from blockyard.cluster.client import GenerationClient, ServerError
-from blockyard.cluster.group_books import GroupBooks, facts_of
+from blockyard.cluster.commands.ledger import ledger_object
 from blockyard.cluster.grpc_front import GrpcFront
-from blockyard.cluster.ledger_message import ledger_message
 from blockyard.protos import cluster_pb2
 from blockyard.scheduler.ledger import BlockCounts, PreemptionCounts
 from blockyard.scheduler.request import RequestSpec

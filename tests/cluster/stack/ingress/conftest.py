@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from blockyard.cluster import standing_link
-from blockyard.cluster.group_books import GroupBooks
+from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.ingress import ClusterDispatcher
 from blockyard.cluster.messages import (
     Abort,

@@ -1,0 +1,1 @@
+"""What `blockyard bench` measures."""

@@ -1,0 +1,1 @@
+"""The books as clients, terminals and scrapers get them."""

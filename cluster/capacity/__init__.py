@@ -1,0 +1,1 @@
+"""What `plan`, `measure`, `replay` and `calibrate` read and show."""

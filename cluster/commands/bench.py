@@ -1,0 +1,87 @@
+"""`blockyard bench`: how fast parts of Blockyard are on this machine."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blockyard.cluster.commands.errors import EXIT_INTERRUPTED
+
+if TYPE_CHECKING:
+    from blockyard.cluster.benchmark.oversubscribed import OversubscriptionBench
+    from blockyard.cluster.benchmark.scheduler import SchedulerBench
+
+__all__ = ["bench_app", "show_oversubscription", "show_scheduler"]
+
+bench_app = typer.Typer(
+    help="Measure parts of Blockyard on this machine.",
+    no_args_is_help=True,
+)
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure parts of Blockyard on this machine."""
+
+
+@bench_app.command("scheduler")
+def scheduler(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    oversubscribed: Annotated[
+        bool,
+        typer.Option(
+            "--oversubscribed",
+            help="In place of speed: what twice the demand costs, on a simulated H200.",
+        ),
+    ] = False,
+    blocks: Annotated[
+        int | None,
+        typer.Option(
+            help="With --oversubscribed: blocks in the pool.",
+            show_default="what an H200 has room for",
+            min=256,
+        ),
+    ] = None,
+) -> None:
+    """Measure the scheduler beside workers that compute nothing; no GPU and no model needed."""
+
+    def progress(what: str) -> None:
+        typer.echo(f"measuring {what}", err=True)
+
+    try:
+        if oversubscribed:
+            from blockyard.cluster.benchmark.oversubscribed import measure_oversubscription
+
+            over = measure_oversubscription(blocks, progress)
+            typer.echo(json.dumps(asdict(over))) if as_json else show_oversubscription(over)
+        else:
+            from blockyard.cluster.benchmark.scheduler import measure_scheduler
+            from blockyard.cluster.garbage import collect_rarely
+
+            collect_rarely()  # as the process of a group does
+            speed = measure_scheduler(progress=progress)
+            typer.echo(json.dumps(asdict(speed))) if as_json else show_scheduler(speed)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def show_scheduler(speed: "SchedulerBench") -> None:
+    """Print how fast the scheduler is, in words."""
+    for running, times in speed.plan_commit_ms.items():
+        typer.echo(
+            f"plan and commit, {int(running):>5,} running: {times['mean']:.3f} ms "
+            f"(99th percentile {times['p99']:.3f})"
+        )
+    typer.echo(f"with 64 arrivals and endings a second: {speed.churn_ratio:.2f} times that")
+    typer.echo(f"100,000 blocks against 1,000:          {speed.pool_size_ratio:.2f} times")
+    typer.echo(f"a prompt of 32,768 cached tokens:      {speed.prefix_match_32k_ms:.2f} ms")
+
+
+def show_oversubscription(over: "OversubscriptionBench") -> None:
+    """Print what twice the demand costs, in words."""
+    kinds = ", ".join(f"{count:,} by {kind}" for kind, count in over.preemptions.items())
+    typer.echo(f"goodput under twice the demand: {over.goodput_ratio:.1%} of the same pool's own")
+    typer.echo(f"computed again:                 {over.recomputed_ratio:.2%} of useful tokens")
+    typer.echo(f"steps without progress:         {over.zero_progress_steps:,}")
+    typer.echo(f"preemptions:                    {kinds}")

@@ -1,0 +1,136 @@
+"""`blockyard serve`: keeps a deployment up until SIGTERM or Ctrl-C, which drain it."""
+
+import os
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from blockyard.cluster.commands.start import Blocks, Model, Port, configure, running
+from blockyard.scheduler.config import PreemptionPolicy
+
+__all__ = ["serve"]
+
+
+def serve(
+    model: Model = "smollm2-135m",
+    host: Annotated[str, typer.Option(help="Address to listen on for clients.")] = "127.0.0.1",
+    port: Port = 50051,
+    groups: Annotated[int, typer.Option(help="Copies of the model.", min=1)] = 1,
+    ranks: Annotated[
+        int, typer.Option(help="Workers in each group; a real model takes 1 as yet.", min=1)
+    ] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="auto, float32, bfloat16 or float16; auto is float32 on a CPU and the "
+            "checkpoint's own on a GPU."
+        ),
+    ] = "auto",
+    block_size: Annotated[int, typer.Option(help="Token slots in a block.", min=1)] = 16,
+    blocks: Blocks = None,
+    host_blocks: Annotated[
+        int | None,
+        typer.Option(
+            help="Blocks of each group in host memory, for requests that are swapped out; 0 turns "
+            "swapping off.",
+            show_default="from the device",
+            min=0,
+        ),
+    ] = None,
+    kv_memory_mib: Annotated[
+        int | None,
+        typer.Option(
+            help="Memory of a rank for KV blocks, when they are measured.",
+            show_default="from the device",
+            min=1,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="CPU threads of each worker.", show_default="all cores", min=1),
+    ] = None,
+    max_running: Annotated[int, typer.Option(help="Most requests in one step.", min=1)] = 256,
+    max_step_tokens: Annotated[int, typer.Option(help="Most tokens in one step.", min=2)] = 512,
+    max_waiting: Annotated[
+        int, typer.Option(help="Most requests that queue in a group before refusals.", min=1)
+    ] = 4096,
+    preemption: Annotated[
+        PreemptionPolicy,
+        typer.Option(
+            help="What becomes of the blocks of a request that must make room: kept in host "
+            "memory, dropped and computed anew, or the cheaper of the two each time."
+        ),
+    ] = PreemptionPolicy.AUTO,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Offer the books to Prometheus at /metrics on this port.",
+            show_default="off",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address to listen on for Prometheus.")
+    ] = "127.0.0.1",
+    serve_grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Also offer the services behind Ray Serve's own gRPC proxy, on this port; that "
+            "proxy listens on every address of the machine.",
+            show_default="off",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(help="Most time for live requests to end at shutdown.", min=0.1)
+    ] = 30.0,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of a running Ray cluster, or `auto`.",
+            show_default="start one on this machine",
+        ),
+    ] = None,
+) -> None:
+    """Serve a model until SIGTERM or Ctrl-C, then finish what was admitted and exit."""
+    values = {
+        "grpc_host": host,
+        "grpc_port": port,
+        "num_groups": groups,
+        "num_ranks": ranks,
+        "device": device,
+        "dtype": dtype,
+        "block_size": block_size,
+        "num_blocks": blocks,
+        "num_host_blocks": host_blocks,
+        "kv_memory_bytes": kv_memory_mib * 2**20 if kv_memory_mib is not None else None,
+        "threads": threads,
+        "max_running": max_running,
+        "max_step_tokens": max_step_tokens,
+        "max_waiting": max_waiting,
+        "preemption": preemption,
+        "metrics_host": metrics_host,
+        "metrics_port": metrics_port,
+        "serve_grpc_port": serve_grpc_port,
+        "drain_seconds": drain_seconds,
+    }
+    config = configure(model, ray_address, values)
+    stop = threading.Event()
+    with running(config, ray_address) as deployment:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        typer.echo(
+            f"serving {config.model.name} on {host}:{port} (gRPC), process {os.getpid()}; "
+            'ask it with `blockyard generate "..."`, end with Ctrl-C',
+            err=True,
+        )
+        stop.wait()
+        typer.echo("draining: no new requests, live ones finish", err=True)
+        if not deployment.drain():
+            typer.echo(f"some requests still ran after {drain_seconds:g} s", err=True)
+    typer.echo("stopped", err=True)

@@ -1,0 +1,129 @@
+"""What `serve` and `demo` share: find the model, check the options, start and stop a deployment.
+
+Ray is imported only when something is started. Units are in the names.
+"""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blockyard.cluster.commands.errors import EXIT_MISUSED, fail
+
+if TYPE_CHECKING:
+    from blockyard.cluster.config import ServeConfig
+    from blockyard.cluster.runtime import Deployment
+
+__all__ = ["Blocks", "Model", "Port", "configure", "free_port", "running"]
+
+_RAY_ANSWER_SECONDS = 5.0
+
+Model = Annotated[
+    str,
+    typer.Option(
+        help="Name, Hugging Face repository, or directory. `witness` needs no model: it proves "
+        "block tables instead of answering."
+    ),
+]
+Blocks = Annotated[
+    int | None,
+    typer.Option(help="Blocks in the pool of each group.", show_default="measured", min=1),
+]
+Port = Annotated[int, typer.Option(help="Port for gRPC clients.", min=1, max=65535)]
+
+
+def configure(name: str, ray_address: str | None, values: dict[str, object]) -> "ServeConfig":
+    """Find the model's files and check every option before anything is started."""
+    from blockyard.cluster.commands.progress import TerminalProgress
+    from blockyard.cluster.config import LOOPBACK, ServeConfig
+    from blockyard.workers.catalog import WITNESS_MODEL, ModelUnavailable, resolve_model
+    from blockyard.workers.config import WorkerKind
+    from blockyard.workers.description import ModelFilesError, describe_model
+
+    try:
+        with TerminalProgress() as progress:
+            directory = resolve_model(name, None, progress)
+        public_name = directory.name if os.path.isdir(name) else name
+        return ServeConfig(
+            model=describe_model(directory, public_name),
+            kind=WorkerKind.WITNESS if name == WITNESS_MODEL else WorkerKind.MODEL,
+            # A cluster of our own is this machine alone, so its wires stay on loopback.
+            wire_host=LOOPBACK if ray_address is None else None,
+            **values,  # type: ignore[arg-type]  # checked by the options' own types
+        )
+    except (ModelUnavailable, ModelFilesError) as error:
+        raise fail(str(error)) from None
+    except ValueError as error:
+        raise fail(str(error), EXIT_MISUSED) from None
+
+
+@contextmanager
+def running(config: "ServeConfig", ray_address: str | None) -> "Iterator[Deployment]":
+    """Bring the deployment up with a progress line, and take it down again."""
+    _check_port(config.grpc_host, config.grpc_port, "--port")
+    if config.metrics_port is not None:
+        _check_port(config.metrics_host, config.metrics_port, "--metrics-port")
+    if ray_address is not None and ":" in ray_address:
+        _check_ray(ray_address)
+    signal.signal(signal.SIGTERM, _exit_cleanly)
+    from blockyard.cluster.commands.progress import StageProgress
+    from blockyard.cluster.runtime import StartFailed, deploy, ray_cluster
+
+    with StageProgress() as progress:
+        progress.stage("starting Ray")
+        try:
+            with ray_cluster(ray_address):
+                signal.signal(signal.SIGTERM, _exit_cleanly)  # Ray has put its own in place
+                with deploy(config, progress.stage, ray_address is None) as deployment:
+                    progress.close()
+                    yield deployment
+                    progress.stage("stopping")
+        except StartFailed as error:
+            raise fail(str(error)) from None
+        except ConnectionError as error:
+            raise fail(f"no Ray cluster at {ray_address}: {error}") from None
+        except SystemExit:
+            # Ray's own handler exits with the signal's number; ended as asked is no failure.
+            raise SystemExit(0) from None
+
+
+def _exit_cleanly(number: int, frame: FrameType | None) -> None:
+    """Before the server is up, SIGTERM just unwinds what was started so far."""
+    raise SystemExit(0)
+
+
+def _check_ray(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _RAY_ANSWER_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise fail(
+            f"no Ray cluster answers at {address} ({error}); give the head node's HOST:PORT, or "
+            "leave out --ray-address to start one on this machine"
+        ) from None
+
+
+def _check_port(host: str, port: int, option: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise fail(
+                f"cannot listen on {host}:{port} ({error.strerror}); "
+                f"stop what runs there or choose another {option}"
+            ) from None
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,1 @@
+"""One request's way from a client's message to a client's text."""

@@ -1,0 +1,168 @@
+"""One request's way from the client's message to the client's text, whatever the transport.
+
+Validates, submits through the dispatcher, turns tokens to text, finds stop strings. On every way
+out that is not the request's own end (client gone, stop string, failure) the engine is told, so
+that the blocks are free within a step. Knows no gRPC. Units: tokens, seconds.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+
+from blockyard.cluster.dispatch import Dispatcher
+from blockyard.cluster.request.answer import Answer
+from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError, from_refusal
+from blockyard.cluster.request.choices import ChoiceStream, interleaved
+from blockyard.cluster.request.limits import MAX_MODEL_NAME_CHARACTERS
+from blockyard.cluster.request.validation import PreparedRequest, client_fields, prepare_request
+from blockyard.cluster.tokenizer import ModelTokenizer
+from blockyard.protos import generation_pb2 as pb
+from blockyard.scheduler.request import RequestRefused
+from blockyard.workers.description import ModelDescription
+
+__all__ = ["GenerationService", "find_model", "unexpected_error"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class GenerationService:
+    """Serves `Generation` over any dispatcher. Many requests run in it at once."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        tokenizers: Mapping[str, ModelTokenizer],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`tokenizers` has one entry for each model of the dispatcher, by name."""
+        self._dispatcher = dispatcher
+        self._tokenizers = tokenizers
+        self._clock = clock
+
+    async def generate(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
+        """The whole answer.
+
+        Raises:
+            ApiError: refused, or failed on the way.
+        """
+        answers: dict[int, pb.Choice] = {}
+        texts: dict[int, list[str]] = {}
+        usage = pb.Usage()
+        async with aclosing(self.stream(request)) as chunks:
+            async for chunk in chunks:
+                answer = answers.setdefault(chunk.choice, pb.Choice(choice=chunk.choice))
+                texts.setdefault(chunk.choice, []).append(chunk.text)
+                answer.token_ids.extend(chunk.token_ids)
+                if chunk.finish_reason:
+                    answer.finish_reason = chunk.finish_reason
+                    answer.timings.CopyFrom(chunk.timings)
+                    usage.completion_tokens += chunk.usage.completion_tokens
+                    if chunk.choice == 0:  # the others find what this one has computed
+                        usage.prompt_tokens = chunk.usage.prompt_tokens
+                        usage.cached_tokens = chunk.usage.cached_tokens
+        for choice, answer in answers.items():
+            answer.text = "".join(texts[choice])
+        first = answers[0]
+        return pb.GenerateResponse(
+            request_id=chunk.request_id,
+            model=chunk.model,
+            text=first.text,
+            token_ids=first.token_ids,
+            finish_reason=first.finish_reason,
+            usage=usage,
+            timings=first.timings,
+            choices=[answers[choice] for choice in sorted(answers)],
+        )
+
+    async def stream(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """Every answer in pieces; its last has `finish_reason`. Close it to leave early.
+
+        Raises:
+            ApiError: refused, or failed on the way.
+        """
+        arrived_at = self._clock()
+        try:
+            prepared = await self._prepare(request)
+            choices = await self._start(prepared, arrived_at)
+            async with aclosing(interleaved(choices)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except ApiError:
+            raise
+        except RequestRefused as refusal:
+            raise from_refusal(refusal, client_fields(request)) from None
+        except Exception as error:
+            raise unexpected_error(error, "a generation request") from error
+
+    async def _prepare(self, request: pb.GenerateRequest) -> PreparedRequest:
+        model = find_model(self._dispatcher, request.model, "model")
+        tokenizer = self._tokenizers.get(model.name)
+        if tokenizer is None:
+            raise ApiError(
+                ApiCode.UNAVAILABLE,
+                "model",
+                f"{model.name!r} is still being loaded; try again soon",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        return await prepare_request(request, model, tokenizer)
+
+    async def _start(self, prepared: PreparedRequest, arrived_at: float) -> list[ChoiceStream]:
+        """Submit every answer; all or none."""
+        options = prepared.options
+        choices: list[ChoiceStream] = []
+        try:
+            for spec in prepared.choice_specs():
+                tokens = await self._dispatcher.submit(options.model, spec)
+                answer = Answer(
+                    options,
+                    num_prompt=len(spec.prompt_token_ids),
+                    decoder=self._tokenizers[options.model].decoder(),
+                    arrived_at=arrived_at,
+                    clock=self._clock,
+                    choice=spec.sampling.choice,
+                )
+                choices.append(ChoiceStream(tokens, answer))
+        except BaseException:
+            # Shielded: a second cancellation must not keep the blocks from being freed.
+            await asyncio.shield(asyncio.gather(*(choice.close() for choice in choices)))
+            raise
+        return choices
+
+
+def find_model(dispatcher: Dispatcher, name: str, field: str) -> ModelDescription:
+    """The model of that name; the default one for an empty name.
+
+    Raises:
+        ApiError: NOT_FOUND naming `field`; UNAVAILABLE while no model is served.
+    """
+    models = dispatcher.models()
+    if not models:
+        raise ApiError(
+            ApiCode.UNAVAILABLE,
+            field,
+            "no model is loaded yet; try again soon",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        )
+    if not name:
+        return models[0]
+    for model in models:
+        if model.name == name:
+            return model
+    shown = name if len(name) <= MAX_MODEL_NAME_CHARACTERS else name[:40] + "..."
+    served = ", ".join(model.name for model in models)
+    raise ApiError(ApiCode.NOT_FOUND, field, f"{shown!r} is not served here; served: {served}")
+
+
+def unexpected_error(error: BaseException, doing: str) -> ApiError:
+    """Log a failure of our own under an id, and give the client that id and nothing else."""
+    incident = secrets.token_hex(6)
+    _LOG.error("incident %s in %s", incident, doing, exc_info=error)
+    return ApiError(
+        ApiCode.INTERNAL,
+        "",
+        f"the server failed; its log tells more under incident {incident}",
+        incident=incident,
+    )

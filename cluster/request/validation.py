@@ -1,0 +1,232 @@
+"""From a client's request to one that an engine can serve, or a refusal that names the field.
+
+Everything is resolved here: defaults, the seed, end-of-text tokens, prompt tokens. Knows no
+transport and no engine; an engine may still refuse what only it can know (its pool's size).
+Units: tokens.
+"""
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from blockyard.cluster.request.api_error import from_invalid_parameter
+from blockyard.cluster.request.chat_template import ChatTemplateError
+from blockyard.cluster.request.limits import (
+    MAX_CHOICES,
+    check_known_fields,
+    check_request_id,
+    check_role,
+    check_stops,
+    check_text_size,
+    invalid,
+)
+from blockyard.cluster.tokenizer import ModelTokenizer
+from blockyard.protos import generation_pb2 as pb
+from blockyard.scheduler.request import RequestSpec
+from blockyard.scheduler.sampling import InvalidParameter, SamplingParams
+from blockyard.workers.description import ModelDescription
+
+__all__ = ["GenerationOptions", "PreparedRequest", "client_fields", "prepare_request"]
+
+_QUICK_TEXT_BYTES = 8192
+"""Texts up to this are tokenised at once; larger ones in a thread, so that streams go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """What of a request the engine does not see.
+
+    Attributes:
+        request_id: the client's name for it, else the server's; echoed in answers.
+        model: the model's name.
+        stops: texts that end the answer.
+        num_choices: answers wanted.
+    """
+
+    request_id: str
+    model: str
+    stops: tuple[str, ...]
+    num_choices: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request for an engine, and what to do with its tokens. `spec` is the first answer's."""
+
+    spec: RequestSpec
+    options: GenerationOptions
+
+    def choice_specs(self) -> Iterator[RequestSpec]:
+        """What is asked of engines: one request for each answer, the first one first."""
+        yield self.spec
+        for choice in range(1, self.options.num_choices):
+            yield replace(
+                self.spec,
+                request_id=f"{self.spec.request_id}.{choice}",
+                sampling=replace(self.spec.sampling, choice=choice),
+            )
+
+
+async def prepare_request(
+    request: pb.GenerateRequest, model: ModelDescription, tokenizer: ModelTokenizer
+) -> PreparedRequest:
+    """Check and resolve a request for `model`.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT; `field` names the field at fault.
+    """
+    check_known_fields("request", request)
+    check_request_id(request.request_id)
+    _check_not_served(request.sampling)
+    check_stops(request.sampling.stop)
+    # Parameters are checked before the prompt: they cost nothing, tokenising may.
+    sampling = _sampling(request.sampling, model)
+    field, prompt = await _prompt(request, model, tokenizer)
+    _check_fit(field, len(prompt), sampling, model.context_tokens)
+    # Ids of our own keep requests apart whatever names clients choose.
+    own_id = secrets.token_hex(12)
+    return PreparedRequest(
+        RequestSpec(
+            request_id=f"{request.request_id}.{own_id}" if request.request_id else own_id,
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            priority=request.sampling.priority,
+        ),
+        GenerationOptions(
+            request.request_id or own_id,
+            model.name,
+            tuple(request.sampling.stop),
+            request.sampling.n if request.sampling.HasField("n") else 1,
+        ),
+    )
+
+
+def client_fields(request: pb.GenerateRequest) -> dict[str, str]:
+    """What the client calls the fields that a scheduler may refuse, by the scheduler's names."""
+    kind = request.WhichOneof("input")
+    prompt = {"tokens": "tokens.ids", "chat": "chat.messages"}.get(kind or "", "prompt")
+    sampling = ("max_tokens", "min_tokens")
+    return {"prompt": prompt, **{name: f"sampling.{name}" for name in sampling}}
+
+
+def _check_not_served(sampling: pb.SamplingParameters) -> None:
+    check_known_fields("sampling", sampling)
+    if sampling.HasField("n") and not 1 <= sampling.n <= MAX_CHOICES:
+        raise invalid("sampling.n", f"is {sampling.n}; 1 to {MAX_CHOICES} answers are given")
+    for name in ("logprobs", "tenant"):
+        if sampling.HasField(name):
+            raise invalid(f"sampling.{name}", "is not served yet; leave it out")
+
+
+def _sampling(sampling: pb.SamplingParameters, model: ModelDescription) -> SamplingParams:
+    for name in ("temperature", "top_p"):
+        value = getattr(sampling, name)
+        if not math.isfinite(value):
+            raise invalid(f"sampling.{name}", f"is {value}; it must be a finite number")
+    try:
+        return SamplingParams(
+            max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
+            temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+            top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+            # As many as there are, or more, is all of them.
+            top_k=sampling.top_k if sampling.top_k < model.vocab_size else 0,
+            seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(64),
+            min_tokens=sampling.min_tokens,
+            stop_token_ids=() if sampling.ignore_eos else model.eos_token_ids,
+        )
+    except InvalidParameter as error:
+        raise from_invalid_parameter(error, "sampling") from None
+
+
+async def _prompt(
+    request: pb.GenerateRequest, model: ModelDescription, tokenizer: ModelTokenizer
+) -> tuple[str, tuple[int, ...]]:
+    """The prompt's tokens, and the field that they came from."""
+    kind = request.WhichOneof("input")
+    if kind == "prompt":
+        size = len(request.prompt.encode())
+        check_text_size("prompt", size, model.context_tokens)
+        text = request.prompt
+        return "prompt", await _run(size, lambda: tokenizer.encode_prompt(text))
+    if kind == "tokens":
+        check_known_fields("tokens", request.tokens)
+        vocab_size = min(model.vocab_size, tokenizer.vocab_size)
+        return "tokens.ids", _token_ids(request.tokens.ids, model.context_tokens, vocab_size)
+    if kind == "chat":
+        return "chat.messages", await _chat(request.chat, model, tokenizer)
+    raise invalid("prompt", "is missing; give one of `prompt`, `tokens` or `chat`")
+
+
+def _token_ids(ids: Sequence[int], context_tokens: int, vocab_size: int) -> tuple[int, ...]:
+    _check_prompt_length("tokens.ids", len(ids), context_tokens)
+    for index, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise invalid(
+                f"tokens.ids[{index}]",
+                f"is {token_id}; this model's token ids are 0 to {vocab_size - 1}",
+            )
+    return tuple(ids)
+
+
+async def _chat(
+    chat: pb.ChatMessages, model: ModelDescription, tokenizer: ModelTokenizer
+) -> tuple[int, ...]:
+    check_known_fields("chat", chat)
+    if not chat.messages:
+        raise invalid("chat.messages", "is empty; give at least one message")
+    # A message costs tokens even when its content is empty.
+    if len(chat.messages) >= model.context_tokens:
+        raise invalid(
+            "chat.messages",
+            f"has {len(chat.messages):,} messages; the context holds {model.context_tokens:,} "
+            "tokens",
+        )
+    messages = []
+    size = 0
+    for index, message in enumerate(chat.messages):
+        check_known_fields(f"chat.messages[{index}]", message)
+        check_role(f"chat.messages[{index}].role", message.role)
+        size += len(message.content.encode())
+        messages.append({"role": message.role, "content": message.content})
+    if not messages[-1]["content"].strip():
+        raise invalid(
+            f"chat.messages[{len(messages) - 1}].content", "is empty; say something to answer"
+        )
+    check_text_size("chat.messages", size, model.context_tokens)
+    try:
+        return await _run(size, lambda: tokenizer.encode_chat(messages))
+    except ChatTemplateError as error:
+        raise invalid("chat.messages", str(error)) from None
+
+
+async def _run(num_bytes: int, encode: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+    """Tokenise here or, when it takes long, beside the event loop."""
+    return encode() if num_bytes <= _QUICK_TEXT_BYTES else await asyncio.to_thread(encode)
+
+
+def _check_prompt_length(field: str, num_prompt: int, context_tokens: int) -> None:
+    if num_prompt == 0:
+        raise invalid(field, "is empty; give at least one token")
+    if num_prompt >= context_tokens:
+        raise invalid(
+            field,
+            f"has {num_prompt:,} tokens; the context holds {context_tokens:,}, and at least one "
+            "is needed for the answer",
+        )
+
+
+def _check_fit(field: str, num_prompt: int, sampling: SamplingParams, context_tokens: int) -> None:
+    _check_prompt_length(field, num_prompt, context_tokens)
+    room = context_tokens - num_prompt
+    for name, wanted in (
+        ("max_tokens", sampling.max_tokens or 0),
+        ("min_tokens", sampling.min_tokens),
+    ):
+        if wanted > room:
+            raise invalid(
+                f"sampling.{name}",
+                f"is {wanted:,}; the context holds {context_tokens:,} tokens, of which the prompt "
+                f"takes {num_prompt:,}, so at most {room:,} are left",
+            )

@@ -1,0 +1,1 @@
+"""Planning of memory: sums over shapes, lengths and measurements."""

@@ -1,0 +1,1 @@
+"""Servers that give each request one contiguous piece of memory, as models."""

@@ -1,0 +1,1 @@
+"""Groups and devices that take simulated time, under the real scheduler."""
