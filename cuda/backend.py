@@ -1,18 +1,28 @@
 """What attention over a block-structured KV cache must do, whoever does it.
 
 A backend is asked once a step (`begin`) and answers with the step's attention, which every layer
-then uses. It does not know models, requests or sampling. Units: tokens and block ids; a slot is
-`block_id * block_size + offset`.
+then uses. Some backends also fuse what stands around attention in a layer (`FusedStep`,
+`FusedLayers`); who lacks that is served by plain torch. Does not know models, requests or
+sampling. Units: tokens and block ids; a slot is `block_id * block_size + offset`.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["AttentionBackend", "AttentionBatch", "AttentionStep"]
+__all__ = [
+    "AttentionBackend",
+    "AttentionBatch",
+    "AttentionForm",
+    "AttentionStep",
+    "FusedLayers",
+    "FusedStep",
+    "HeadShape",
+    "LayerKV",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,8 @@ class AttentionBatch:
             are any valid block id and must not be trusted.
         slots: int64 `[tokens]` on the device, where each token's key and value go.
         block_size: token slots in a block.
+        host_tables: `block_tables` on the host, which a backend needs to see that requests share
+            leading blocks; None gives up what it could save there.
     """
 
     counts: npt.NDArray[np.int32]
@@ -36,20 +48,74 @@ class AttentionBatch:
     block_tables: torch.Tensor
     slots: torch.Tensor
     block_size: int
+    host_tables: npt.NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """The formula of one layer's attention.
+
+    With `s = scale * q.k`, then `s = soft_cap * tanh(s / soft_cap)` where there is a cap, a token
+    at position `p` weighs the positions `max(0, p - window + 1) .. p` by `exp(s)` over their sum,
+    to which a head with a sink adds `exp(sink)`: a score that takes weight and brings no value.
+
+    Attributes:
+        scale: on every score, before the cap.
+        window: positions that a token sees, its own included; None means all.
+        soft_cap: bound of the scores; None means unbounded.
+        sinks: float32 `[heads]` on the device, one score a query head; None means no sinks.
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing."""
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"the window is {self.window} tokens; it holds at least the token")
+        if self.soft_cap is not None and self.soft_cap <= 0:
+            raise ValueError(f"the soft cap is {self.soft_cap}; it must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """One layer's part of the pool.
+
+    Attributes:
+        blocks: `[blocks, 2 (K, V), kv heads, block_size, head_dim]`, a view that is contiguous
+            only below the head. Slots that no token was written to may hold anything, NaN
+            included.
+        scales: float32, what a stored number is multiplied by to be itself; None for pools of a
+            model's own dtype. For float8 `[2, kv heads]`, given. For int8
+            `[blocks, 2, kv heads, block_size]`, made by who writes a slot.
+    """
+
+    blocks: torch.Tensor
+    scales: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Shape and storage of one rank's attention, for `AttentionBackend.refusal`."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
 
 
 class AttentionStep(Protocol):
-    """The attention of one step; used by every layer in turn.
+    """The attention of one step; used by every layer in turn."""
 
-    `layer` is one layer's part of the pool, `[blocks, 2 (K, V), kv heads, block_size, head_dim]`,
-    not contiguous. Slots that no token was written to may hold anything, NaN included.
-    """
-
-    def write(self, layer: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, kv: LayerKV, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store `keys` and `values`, `[tokens, kv heads, head_dim]`, at the batch's slots."""
         ...
 
-    def attend(self, layer: torch.Tensor, queries: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, kv: LayerKV, queries: torch.Tensor, form: AttentionForm) -> torch.Tensor:
         """Attention of `queries`, `[tokens, heads, head_dim]`, over each request's own blocks.
 
         Query head `h` reads KV head `h // (heads // kv heads)`. Returns the shape of `queries`.
@@ -57,8 +123,69 @@ class AttentionStep(Protocol):
         ...
 
 
+@runtime_checkable
+class FusedStep(Protocol):
+    """An `AttentionStep` that also rotates what it writes."""
+
+    def rotate_and_write(
+        self,
+        kv: LayerKV,
+        projected: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        heads: int,
+    ) -> torch.Tensor:
+        """Apply rotary positions to queries and keys; store keys and values at the slots.
+
+        Args:
+            kv: where keys and values go.
+            projected: `[tokens, (heads + 2 * kv heads) * head_dim]`: all queries, keys, values.
+            cosines, sines: float32 `[tokens, rotated / 2]`; the first `rotated` numbers of a head
+                turn, number `i` with `i + rotated / 2`, and the others stay.
+            heads: query heads.
+
+        Returns:
+            The turned queries, `[tokens, heads, head_dim]`.
+        """
+        ...
+
+
+class FusedLayers(Protocol):
+    """What stands between the large multiplications of a layer, each in one pass over memory.
+
+    Rows are contiguous; sums are taken in float32 whatever the dtype.
+    """
+
+    def add_rms_norm(
+        self, hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`hidden + residual`, `[tokens, width]`, normalised and times `weight`; and the sum."""
+        ...
+
+    def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """Rows of the last axis normalised and times `weight`; for heads, `[.., head_dim]`."""
+        ...
+
+    def silu_and_multiply(self, gate_and_up: torch.Tensor) -> torch.Tensor:
+        """`silu(gate) * up` of `[tokens, 2 * width]`, gate first."""
+        ...
+
+    def gelu_and_multiply(self, gate_and_up: torch.Tensor) -> torch.Tensor:
+        """`gelu(gate) * up` with the tanh form of gelu, of `[tokens, 2 * width]`, gate first."""
+        ...
+
+
 class AttentionBackend(Protocol):
     """One way of computing attention on one kind of device."""
+
+    @property
+    def fused(self) -> FusedLayers | None:
+        """Fused layers on the same device, or None where plain torch does as well."""
+        ...
+
+    def refusal(self, shape: HeadShape, form: AttentionForm) -> str | None:
+        """Why layers of this shape and form cannot be served; None when they can."""
+        ...
 
     def begin(self, batch: AttentionBatch) -> AttentionStep:
         """Prepare what all layers of a step share."""

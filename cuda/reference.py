@@ -5,15 +5,16 @@ request at a time, in tiles. Query heads that share a KV head are folded into th
 keys and values are never repeated. Units: tokens, bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from blockyard.cuda.backend import AttentionBatch
+from blockyard.cuda.backend import AttentionBatch, AttentionForm, HeadShape, LayerKV
+from blockyard.cuda.kv_storage import gather_kv, store_kv
 
-__all__ = ["ReferenceBackend", "ReferenceStep"]
+__all__ = ["ReferenceBackend", "ReferenceStep", "attend_visible"]
 
 WORKSPACE_BYTES = 64 << 20
 """Most bytes of keys and values gathered at once, unless a single request needs more."""
@@ -28,6 +29,12 @@ TILE_TOKENS = 128
 class ReferenceBackend:
     """Attention in torch operations, on any device."""
 
+    fused = None
+
+    def refusal(self, shape: HeadShape, form: AttentionForm) -> str | None:
+        """Every shape and form is served."""
+        return None
+
     def begin(self, batch: AttentionBatch) -> "ReferenceStep":
         """Sort the step's requests into decode batches and chunks."""
         return ReferenceStep(batch)
@@ -37,14 +44,25 @@ class ReferenceBackend:
 class _Decodes:
     """Requests with one token each that are computed together.
 
-    tokens: `[rows]`, their index in the step; tables: `[rows, blocks]`; unseen: bool
-    `[rows, positions]`, true past each request's length; shortest: the least length.
+    tokens: `[rows]`, their index in the step; tables: `[rows, blocks]`; lengths: `[rows]`, on the
+    device; shortest: the least length.
     """
 
     tokens: torch.Tensor
     tables: torch.Tensor
-    unseen: torch.Tensor
+    lengths: torch.Tensor
     shortest: int
+    unseen_by_window: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def unseen(self, window: int | None, positions: int) -> torch.Tensor:
+        """bool `[rows, positions]`: past each request's length, or before its window."""
+        if window not in self.unseen_by_window:
+            at = torch.arange(positions, device=self.lengths.device)[None, :]
+            unseen = at >= self.lengths[:, None]
+            if window is not None:
+                unseen |= at < self.lengths[:, None] - window
+            self.unseen_by_window[window] = unseen
+        return self.unseen_by_window[window]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +98,21 @@ class ReferenceStep:
         self._first_tokens = first_tokens
         self._decodes: list[_Decodes] | None = None
 
-    def write(self, layer: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, kv: LayerKV, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the step's keys and values at their slots."""
-        layer[:, 0][self._slot_blocks, :, self._slot_offsets] = keys.to(layer.dtype)
-        layer[:, 1][self._slot_blocks, :, self._slot_offsets] = values.to(layer.dtype)
+        store_kv(kv, self._slot_blocks, self._slot_offsets, keys, values)
 
-    def attend(self, layer: torch.Tensor, queries: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, kv: LayerKV, queries: torch.Tensor, form: AttentionForm) -> torch.Tensor:
         """Attention of every token of the step over its request's blocks."""
         if self._decodes is None:  # all layers have the same shape, known only now
-            token_bytes = 2 * layer.shape[2] * layer.shape[4] * layer.element_size()
+            token_bytes = 2 * kv.blocks.shape[2] * kv.blocks.shape[4] * queries.element_size()
             self._decodes = self._decode_batches(max(1, WORKSPACE_BYTES // token_bytes))
         output = torch.empty_like(queries)
         for decodes in self._decodes:
-            output[decodes.tokens] = _attend_decodes(layer, queries, scale, decodes)
+            output[decodes.tokens] = _attend_decodes(kv, queries, form, decodes)
         for chunk in self._chunks:
             span = slice(chunk.first, chunk.first + chunk.count)
-            _attend_chunk(layer, queries[span], scale, chunk, output[span])
+            _attend_chunk(kv, queries[span], form, chunk, output[span])
         return output
 
     def _blocks(self, tokens: int) -> int:
@@ -118,70 +135,105 @@ class ReferenceStep:
         device = self._batch.slots.device
         rows = self._decode_rows[begin:end]
         lengths = self._batch.lengths[rows]
-        positions = np.arange(width * self._batch.block_size)
-        unseen = positions[None, :] >= lengths[:, None]
         return _Decodes(
             tokens=torch.from_numpy(self._first_tokens[rows]).to(device),
             tables=self._batch.block_tables[torch.from_numpy(rows).to(device), :width],
-            unseen=torch.from_numpy(unseen).to(device),
+            lengths=torch.from_numpy(lengths).to(device),
             shortest=int(lengths.min()),
         )
 
 
 def _attend_decodes(
-    layer: torch.Tensor, queries: torch.Tensor, scale: float, decodes: _Decodes
+    kv: LayerKV, queries: torch.Tensor, form: AttentionForm, decodes: _Decodes
 ) -> torch.Tensor:
     """One query a request. Returns `[rows, heads, head_dim]`."""
-    keys, values = _gather(layer, decodes.tables)  # [kv heads, rows, positions, dim]
+    # [kv heads, rows, positions, dim]
+    keys, values = gather_kv(kv, decodes.tables, queries.dtype)
+    unseen = decodes.unseen(form.window, keys.shape[2])
     # Unwritten slots may hold NaN, which neither a mask of -inf nor a weight of 0 would silence.
-    tail = decodes.unseen[None, :, decodes.shortest :, None]
-    keys[:, :, decodes.shortest :].masked_fill_(tail, 0)
-    values[:, :, decodes.shortest :].masked_fill_(tail, 0)
+    first = decodes.shortest if form.window is None else 0
+    stale = unseen[None, :, first:, None]
+    keys[:, :, first:].masked_fill_(stale, 0)
+    values[:, :, first:].masked_fill_(stale, 0)
     rows, heads, dim = len(decodes.tokens), queries.shape[1], queries.shape[2]
     folded = queries[decodes.tokens].view(rows, keys.shape[0], -1, dim)
-    attended = scaled_dot_product_attention(
+    attended = attend_visible(
         folded,
-        keys.transpose(0, 1).to(queries.dtype),
-        values.transpose(0, 1).to(queries.dtype),
-        attn_mask=decodes.unseen.logical_not()[:, None, None, :],
-        scale=scale,
+        keys.transpose(0, 1),
+        values.transpose(0, 1),
+        unseen.logical_not()[:, None, None, :],
+        form,
+        None if form.sinks is None else form.sinks.view(1, keys.shape[0], -1),
     )
     return attended.reshape(rows, heads, dim)
 
 
 def _attend_chunk(
-    layer: torch.Tensor,
+    kv: LayerKV,
     queries: torch.Tensor,
-    scale: float,
+    form: AttentionForm,
     chunk: _Chunk,
     output: torch.Tensor,
 ) -> None:
     """Several queries of one request, `[tokens, heads, head_dim]`, into `output`."""
-    keys, values = _gather(layer, chunk.table[None])
-    length = chunk.start + chunk.count
+    keys, values = gather_kv(kv, chunk.table[None], queries.dtype)
     kv_heads, dim = keys.shape[0], keys.shape[3]
-    keys = keys[:, 0, :length].to(queries.dtype)  # [kv heads, positions, dim]
-    values = values[:, 0, :length].to(queries.dtype)
+    keys, values = keys[:, 0], values[:, 0]  # [kv heads, positions, dim]
     for begin in range(0, chunk.count, TILE_TOKENS):
         end = min(begin + TILE_TOKENS, chunk.count)
         tokens, seen = end - begin, chunk.start + end
+        own = torch.arange(chunk.start + begin, seen, device=queries.device)[:, None]
+        # Slots before the window of the first token may be gone from the table; leave them out.
+        first = 0 if form.window is None else max(0, chunk.start + begin - form.window + 1)
+        at = torch.arange(first, seen, device=queries.device)[None, :]
+        visible = at <= own
+        if form.window is not None:
+            visible &= at > own - form.window
         folded = queries[begin:end].view(tokens, kv_heads, -1, dim).permute(1, 2, 0, 3)
         sharing = folded.shape[1]  # query heads that share a KV head
-        own = torch.arange(chunk.start + begin, seen, device=queries.device)
-        visible = torch.arange(seen, device=queries.device)[None, :] <= own[:, None]
-        attended = scaled_dot_product_attention(
+        sinks = form.sinks
+        attended = attend_visible(
             folded.reshape(1, kv_heads, sharing * tokens, dim),
-            keys[None, :, :seen],
-            values[None, :, :seen],
-            attn_mask=visible.repeat(sharing, 1)[None, None],
-            scale=scale,
+            keys[None, :, first:seen],
+            values[None, :, first:seen],
+            visible.repeat(sharing, 1)[None, None],
+            form,
+            None if sinks is None else sinks.view(1, kv_heads, -1).repeat_interleave(tokens, 2),
         )
         unfolded = attended.view(kv_heads, sharing, tokens, dim).permute(2, 0, 1, 3)
         output[begin:end] = unfolded.reshape(tokens, kv_heads * sharing, dim)
 
 
-def _gather(layer: torch.Tensor, tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of `tables`, `[rows, blocks]`, each `[kv heads, rows, positions, dim]`."""
-    by_head = layer.permute(1, 2, 0, 3, 4)[:, :, tables.long()]
-    gathered = by_head.flatten(3, 4)
-    return gathered[0], gathered[1]
+def attend_visible(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor,
+    form: AttentionForm,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """The formula of `AttentionForm`, dense.
+
+    Args:
+        queries: `[batch, kv heads, queries, head_dim]`.
+        keys, values: `[batch, kv heads, positions, head_dim]`, finite.
+        visible: bool, broadcast to `[batch, kv heads, queries, positions]`.
+        form: scale and cap; the window is in `visible`.
+        sinks: `[1, kv heads, queries]`, or None.
+
+    Returns:
+        The shape of `queries`.
+    """
+    if form.soft_cap is None and sinks is None:
+        return scaled_dot_product_attention(
+            queries, keys, values, attn_mask=visible, scale=form.scale
+        )
+    scores = queries.float() @ keys.float().transpose(2, 3) * form.scale
+    if form.soft_cap is not None:
+        scores = torch.tanh(scores / form.soft_cap) * form.soft_cap
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        beside = sinks[..., None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, beside.to(scores.dtype)), dim=3)
+    weights = torch.softmax(scores, dim=3)[..., : keys.shape[2]]
+    return (weights @ values.float()).to(queries.dtype)

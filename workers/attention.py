@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from blockyard.cuda.backend import AttentionStep
+from blockyard.cuda.backend import AttentionForm, AttentionStep, LayerKV
 from blockyard.workers.kv_cache import KVCache
 
 __all__ = ["ATTENTION_NAME", "CachedAttention", "LayerAttention", "block_attention"]
@@ -59,9 +59,9 @@ class CachedAttention:
         """See `LayerAttention`. Mask and extras were proved irrelevant when the model loaded."""
         index = module.layer_idx
         assert isinstance(index, int)
-        layer = self.cache.layer(index)
-        self.step.write(layer, keys, values)
-        return self.step.attend(layer, queries, scale)
+        kv = LayerKV(self.cache.layer(index))
+        self.step.write(kv, keys, values)
+        return self.step.attend(kv, queries, AttentionForm(scale))
 
 
 def block_attention(
