@@ -80,7 +80,8 @@ def serve(
         int | None,
         typer.Option(
             help="Also offer the services behind Ray Serve's own gRPC proxy, on this port; that "
-            "proxy listens on every address of the machine.",
+            "proxy listens on every address of the machine, and it may miss that a client left "
+            "its stream: such a request runs to its last token.",
             show_default="off",
             min=1,
             max=65535,

@@ -185,7 +185,7 @@ async def test_bytes_that_are_no_grpc(server: Any, assert_it_works: Any) -> None
 
 
 async def test_nothing_is_left_of_refused_requests(server: Any, client: GenerationClient) -> None:
-    await server.until_clean(client, 20)
+    await server.until_clean(client, 60)
     assert all(group.stalled_steps == 0 for group in await server.books(client))
 
 

@@ -96,7 +96,7 @@ async def test_a_killed_group_ends_its_streams_and_is_replaced(
 
     request = request_for([1, 2, 3], 20)
     assert await until_it_answers(client, request, 60) == oracle(request)
-    await server.until_clean(client, 10)
+    await server.until_clean(client, 60)
     [after] = await server.books(client)
     assert after.group_id != before.group_id
     async with asyncio.timeout(20):
@@ -122,7 +122,7 @@ async def test_a_killed_ingress_is_replaced_and_leaves_no_blocks_behind(
     request = request_for([1, 2, 3], 20)
     async with server.client() as again:
         assert await until_it_answers(again, request, 60) == oracle(request)
-        await server.until_clean(again, 10)
+        await server.until_clean(again, 60)
         [after] = await server.books(again)
     assert after.group_id == before.group_id
     assert after.step - before.step < NUM_TOKENS, "the streams nobody reads ran to their end"
@@ -149,4 +149,4 @@ async def test_serving_goes_on_while_the_central_scheduler_is_away(
     whole = [oracle(request_for([n, 3], NUM_TOKENS)) for n in range(NUM_STREAMS)]
     assert await asyncio.gather(*load.streams) == whole
     # That the new one drains the groups is shown by the clean exit of this module's server.
-    await server.until_clean(client, 10)
+    await server.until_clean(client, 60)
