@@ -138,6 +138,11 @@ class RateMeter:
         self._step_seconds = 0.0
         self._decode_seconds = 0.0
 
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """As it is known now; 0: not at all."""
+        return self._prefill.value
+
     def observe_step(self, prefill_tokens: int, decode_tokens: int, seconds: float) -> None:
         """A step has computed these tokens in `seconds`, copies left out.
 

@@ -83,6 +83,10 @@ class GroupLedger:
     """Blocks copied because one of those who shared them went on writing."""
     host_blocks: BlockCounts = BlockCounts(0, 0, 0, 0, 0)
     preempted: PreemptionCounts = PreemptionCounts()
+    queued_tokens: int = 0
+    """Known tokens of requests without a place."""
+    prefill_tokens_per_second: float = 0.0
+    """As measured so far; 0: not yet."""
 
     def check(self) -> None:
         """Prove conservation: states add up to the pool, slots to the active blocks."""

@@ -57,6 +57,11 @@ class WaitingQueue:
         return len(self._members) - self._num_parked
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens known of all who wait or are parked."""
+        return sum(line.num_tokens for line in self._lines.values())
+
+    @property
     def num_entries(self) -> int:
         """Heap entries, stale ones included."""
         return self._num_entries

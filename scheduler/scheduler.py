@@ -23,7 +23,6 @@ from blockyard.scheduler.prefix_index import PrefixEvents, StoredBlock
 from blockyard.scheduler.request import (
     FinishReason,
     RequestSpec,
-    RequestState,
     RequestUpdate,
 )
 from blockyard.scheduler.roster import Roster
@@ -92,33 +91,28 @@ class Scheduler:
             self._deadlines.add(request, rates)
         self._roster.add(request)
 
-    def abort(self, request_id: str) -> bool:
-        """End all of a request in whatever state; False when it is not, or no longer, served.
+    def abort(self, request_id: str, choice: int | None = None) -> bool:
+        """End a request, or one choice, in whatever state; False when it is not served (any more).
 
         Its blocks are released at once, behind a fence if a step in flight touches them; what
-        that step computes for it is ignored at the commit.
+        that step computes for it is ignored at the commit. Other choices go on.
         """
-        members = self._roster.members(request_id)
-        for member in members:
-            self._roster.end(member, FinishReason.ABORT)
-        return bool(members)
+        return self._roster.abort(request_id, choice)
 
-    def fork(self, request_id: str, choice: int, new_choice: int) -> bool:
-        """Let a choice that runs branch where it samples next: both go on from the same tokens.
+    def fork(self, request_id: str, choice: int, new_choice: int, token: int | None = None) -> bool:
+        """Let a choice that runs branch: for searches, since all blocks are shared.
 
-        For searches: nothing is computed twice, and all blocks are shared.
+        Without `token` both go on from the same tokens where the choice samples next. With it the
+        new choice begins at once, with `token` in place of the newest one that was told: who looks
+        for the best answers forks all tokens that it wants to follow and aborts the choice.
 
         Returns:
-            False when there is no such choice, it does not run, the new one exists, or no place is
-            left for it.
+            False when there is no such choice, it does not run, the new number was used before in
+            this request, no place is left, or the new choice would end with `token`.
         """
-        members = self._roster.members(request_id)
-        known = {number for member in members for number in (member.choice, *member.pending_forks)}
-        running = (m for m in members if m.state is RequestState.RUNNING and m.choice == choice)
-        parent = next(running, None)
-        if parent is None or new_choice in known:
-            return False
-        return self._batch.want_fork(parent, new_choice)
+        if token is None:
+            return self._roster.want_fork(request_id, choice, new_choice)
+        return self._roster.branch(request_id, choice, new_choice, token)
 
     def expire(self, now: float) -> list[RequestUpdate]:
         """End requests that have not started and can no longer meet their deadline.
@@ -245,12 +239,15 @@ class Scheduler:
             copied_blocks=self._batch.num_copied,
             host_blocks=self._batch.parking.host.counts(),
             preempted=self._batch.parking.counts(),
+            queued_tokens=self._batch.queue.num_tokens,
+            prefill_tokens_per_second=self._batch.parking.rates.prefill_tokens_per_second,
         )
 
-    def explain(self, request_id: str) -> Explanation | None:
-        """Why a request waits and for how long that may last; None when it is not served."""
+    def explain(self, request_id: str) -> tuple[Explanation, ...]:
+        """Why each choice of a request waits and for how long; empty when it is not served."""
         members = self._roster.members(request_id)
-        return explain(self._batch.view(self._step), members[0]) if members else None
+        view = self._batch.view(self._step) if members else None
+        return tuple(explain(view, member) for member in members) if view is not None else ()
 
     def check(self) -> None:
         """Prove all books. Walks pool, queue and requests: for tests, and on demand.
