@@ -106,8 +106,10 @@ class CentralActor:
         return os.getpid()
 
 
-def central_actor(wire_host: str | None) -> Any:
+def central_actor(wire_host: str | None, resource: str | None = None) -> Any:
     """The cluster's central scheduler; started by whoever asks first, to listen on `wire_host`.
+
+    It runs on a node that offers the Ray resource `resource`, on any when that is None.
 
     Detached, because it must outlive the process that happened to start it; Ray restarts it when
     it dies, and its state comes back from the engines.
@@ -120,6 +122,7 @@ def central_actor(wire_host: str | None) -> Any:
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
+            resources={resource: 1} if resource is not None else None,
             max_restarts=-1,
             max_concurrency=64,
         )
@@ -127,7 +130,7 @@ def central_actor(wire_host: str | None) -> Any:
     )
 
 
-async def locate_central(wire_host: str | None) -> Endpoint:
+async def locate_central(wire_host: str | None, resource: str | None = None) -> Endpoint:
     """The central scheduler's endpoint, asked for anew.
 
     Raises:
@@ -136,7 +139,7 @@ async def locate_central(wire_host: str | None) -> Endpoint:
     try:
         # Ray looks the name up with a call that blocks, for long when its own head is away;
         # meanwhile the caller's event loop has steps to run and streams to serve.
-        central = await asyncio.to_thread(central_actor, wire_host)
+        central = await asyncio.to_thread(central_actor, wire_host, resource)
         endpoint: Endpoint = await central.endpoint.remote()
     except ray.exceptions.RayError as error:
         raise ConnectionError("the central scheduler is restarting") from error

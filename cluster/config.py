@@ -34,6 +34,10 @@ class ServeConfig:
         serve_grpc_port: port of Ray Serve's own gRPC proxy; None leaves the proxy off.
         drain_seconds: most time for live requests to end at shutdown.
         stall_seconds: a group that has work but finished no step for so long is unhealthy.
+        num_ingresses: processes that listen for clients, each on a node of its own.
+        group_resource, ingress_resource, central_resource: name of a Ray resource, of which a
+            group, an ingress or the central scheduler takes one unit, so that it runs on nodes
+            that offer it; None means any node.
     """
 
     model: ModelDescription
@@ -59,13 +63,17 @@ class ServeConfig:
     serve_grpc_port: int | None = None
     drain_seconds: float = 30.0
     stall_seconds: float = 120.0
+    num_ingresses: int = 1
+    group_resource: str | None = None
+    ingress_resource: str | None = None
+    central_resource: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could not be started."""
         for name, known in (("device", DEVICES), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; known are {', '.join(known)}")
-        for name in ("num_groups", "num_ranks"):
+        for name in ("num_groups", "num_ranks", "num_ingresses"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.num_blocks is not None and self.num_blocks < 1:

@@ -40,7 +40,7 @@ class GroupReplica:
     async def __init__(self, config: ServeConfig, uses_gpu: bool) -> None:  # type: ignore[misc]
         self._config = config
         self._group_id = f"group-{uuid.uuid4().hex[:8]}"
-        self._central = central_actor(config.wire_host)
+        self._central = central_actor(config.wire_host, config.central_resource)
         try:
             await self._start(config, uses_gpu)
         except Exception as error:
@@ -87,7 +87,7 @@ class GroupReplica:
             port=endpoint.port,
             secret=endpoint.secret,
         )
-        locate = partial(locate_central, config.wire_host)
+        locate = partial(locate_central, config.wire_host, config.central_resource)
         link = CentralLink(self._server, identity, locate, changed)
         self._link = asyncio.create_task(link.run(), name="central-link")
         collect_rarely()

@@ -32,13 +32,20 @@ M = TypeVar("M", bound=Message)
 
 
 class IngressReplica:
-    """One ingress. `groups` is Serve's handle of the groups: having it makes Serve start them."""
+    """One ingress for every model. What listens where is in the first model's configuration.
 
-    async def __init__(self, config: ServeConfig, groups: Any) -> None:  # type: ignore[misc]
+    `groups` are Serve's handles of the models' groups: having them makes Serve start them.
+    """
+
+    async def __init__(  # type: ignore[misc]
+        self, configs: tuple[ServeConfig, ...], *groups: Any
+    ) -> None:
+        config = configs[0]
         self._config = config
-        model = config.model
-        tokenizers = {model.name: load_tokenizer(model.directory)}
-        self._dispatcher = ClusterDispatcher((model,), partial(locate_central, config.wire_host))
+        models = tuple(each.model for each in configs)
+        tokenizers = {model.name: load_tokenizer(model.directory) for model in models}
+        locate = partial(locate_central, config.wire_host, config.central_resource)
+        self._dispatcher = ClusterDispatcher(models, locate)
         self._link = asyncio.create_task(self._dispatcher.run(), name="central-link")
         self._generation = GenerationApi(GenerationService(self._dispatcher, tokenizers))
         self._cluster = ClusterApi(self._dispatcher, tokenizers)

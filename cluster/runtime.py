@@ -20,20 +20,20 @@ from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from blockyard.cluster.actors import NAMESPACE, central_actor
-from blockyard.cluster.app import APP_NAME, build_app
+from blockyard.cluster.app import APP_NAME, ServedModel, build_app
 from blockyard.cluster.config import LOOPBACK, ServeConfig
 
-__all__ = ["Deployment", "StartFailed", "deploy", "ray_cluster"]
+__all__ = ["SERVICERS", "Deployment", "StartFailed", "deploy", "ray_cluster"]
 
 _POLL_SECONDS = 0.2
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 """Tokens and plans go over our own wire; Ray's object store carries start-up calls only."""
-_SERVICERS = (
+SERVICERS = (
     "blockyard.cluster.grpc_handlers.add_generation_to_server",
     "blockyard.cluster.grpc_handlers.add_cluster_to_server",
     "blockyard.cluster.grpc_handlers.add_health_to_server",
 )
-
+"""What Ray Serve's gRPC proxy is told to offer."""
 
 _TALKATIVE_LOGGERS = (
     "ray._private.authentication.authentication_token_setup",
@@ -79,7 +79,7 @@ class Deployment:
     def drain(self) -> bool:
         """Stop admitting and wait for live requests; False when some still ran at the end."""
         timeout = self.config.drain_seconds
-        central = central_actor(self.config.wire_host)
+        central = central_actor(self.config.wire_host, self.config.central_resource)
         try:
             return bool(ray.get(central.drain.remote(timeout), timeout=timeout + 10))
         except (RayActorError, GetTimeoutError):
@@ -106,18 +106,18 @@ def deploy(
         # Nobody uses the proxy's HTTP side, so it takes any free port instead of a known one.
         http_options=HTTPOptions(host=LOOPBACK, port=0),
         grpc_options=gRPCOptions(
-            port=config.serve_grpc_port or 9000, grpc_servicer_functions=list(_SERVICERS)
+            port=config.serve_grpc_port or 9000, grpc_servicer_functions=list(SERVICERS)
         )
         if proxied
         else None,
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
     )
-    central = central_actor(config.wire_host)
+    central = central_actor(config.wire_host, config.central_resource)
     try:
         serve.run_many(
             [
                 serve.RunTarget(
-                    build_app(config, uses_gpu),
+                    build_app((ServedModel(config, uses_gpu),)),
                     name=APP_NAME,
                     # The proxy knows of applications that have a route, and of no others.
                     route_prefix="/" if proxied else None,

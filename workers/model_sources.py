@@ -50,6 +50,8 @@ class GgufWheel:
 def fetch_from_hub(repository: str, folder: Path, progress: ProgressReporter) -> None:
     """Download a repository's configuration, tokenizer and safetensors into `folder`.
 
+    `repository` is `org/name`, or `org/name@revision` for a branch, a tag or a commit.
+
     Raises:
         SourceUnavailable: offline by choice, not reachable in a few seconds, no such repository,
             or no safetensors in it.
@@ -62,9 +64,15 @@ def fetch_from_hub(repository: str, folder: Path, progress: ProgressReporter) ->
     from huggingface_hub.utils.tqdm import tqdm
 
     api = HfApi(library_name="blockyard")
+    repository, _, revision = repository.partition("@")
     info = _within(
         HUB_ANSWER_SECONDS,
-        lambda: api.model_info(repository, timeout=HUB_ANSWER_SECONDS, files_metadata=True),
+        lambda: api.model_info(
+            repository,
+            revision=revision or None,
+            timeout=HUB_ANSWER_SECONDS,
+            files_metadata=True,
+        ),
     )
     wanted = {
         file.rfilename: file.size or 0

@@ -121,12 +121,15 @@ def test_witness_directory_serves_tokenizer_and_description(tmp_path: Path, prog
 
 def _fake_hub(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE")
+    known = (("org/name", None), ("org/name", "v1.0"))
 
     class Api:
         def __init__(self, **kwargs: object) -> None:
             pass
 
         def model_info(self, repository: str, **kwargs: object) -> SimpleNamespace:
+            if (repository, kwargs["revision"]) not in known:
+                raise OSError(f"no {repository} at {kwargs['revision']}")
             siblings = [
                 SimpleNamespace(rfilename=name, size=len(content))
                 for name, content in files.items()
@@ -166,6 +169,16 @@ def test_hub_files_without_pickles_and_code(
     assert progress.stages[-1] == ("downloading org/name", 93)
     assert progress.done == 93
     assert capfd.readouterr().err == ""
+
+
+def test_a_revision_is_asked_for_and_kept_apart(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_hub(monkeypatch, {"config.json": b"{}", "model.safetensors": b"w"})
+    assert resolve_model("org/name", tmp_path, progress) == tmp_path / "org--name"
+    assert resolve_model("org/name@v1.0", tmp_path, progress) == tmp_path / "org--name@v1.0"
+    with pytest.raises(ModelUnavailable, match="no org/name at v2"):
+        resolve_model("org/name@v2", tmp_path, progress)
 
 
 def test_hub_that_fails_half_way_leaves_nothing(
