@@ -33,7 +33,7 @@ def check_states(
     for request in running:
         if request.state is not RequestState.RUNNING:
             raise AssertionError(f"request {request.request_id!r} runs but is {request.state}")
-        if request.handle is None and request.table.block_ids and not request.num_preemptions:
+        if request.handle is None and request.table.block_ids and not request.is_returning:
             raise AssertionError(f"request {request.request_id!r} holds blocks without a handle")
     for request in queued:
         held = (request.table.block_ids, request.num_computed, request.host_ids)

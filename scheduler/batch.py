@@ -53,14 +53,13 @@ class Batch:
         self.running: list[Request] = []
         """Sorted by urgency, most urgent first."""
         self.num_preemptions = 0
-        self.num_merged = self.num_recomputed = 0
+        self.num_merged = self.num_copied = self.num_recomputed = 0
         self.num_prompt_tokens = self.num_prefix_hits = 0
         self._forgotten: list[int] = []
         self._replacements: list[Replacement] = []
         self._copies: list[BlockCopy] = []
         self._next_handle = 0
         self._num_places = 0
-        self.num_copied = 0
 
     @property
     def num_places_left(self) -> int:
@@ -73,7 +72,7 @@ class Batch:
         return len(self.queue) + len(self.cache.waits)
 
     def start(self, request: Request) -> None:
-        """Give a request taken from the queue a place.
+        """Give a request taken from the queue, or a new choice, a place.
 
         It has no handle until it first takes part in a step.
         """
@@ -93,11 +92,15 @@ class Batch:
         self._num_places += 1
         return True
 
+    def drop_fork(self, request: Request, choice: int) -> None:
+        """A choice that has not begun is not wanted any more: give back its place."""
+        request.pending_forks.remove(choice)
+        self._num_places -= request.state is RequestState.RUNNING
+
     def fork(self, parent: Request, child: Request) -> None:
         """Give a new choice the place that its parent has kept, and all that its parent has."""
-        parent.pending_forks.remove(child.choice)
-        child.state = RequestState.RUNNING
-        insort(self.running, child, key=_urgency)
+        self.drop_fork(parent, child.choice)
+        self.start(child)
         self.holdings.fork(parent, child)
         self.cache.fork(parent, child)
         if child.handle is not None:
@@ -142,7 +145,7 @@ class Batch:
 
     def put_back(self, request: Request) -> None:
         """A request that was to compute found no block; it keeps only what it had before."""
-        if not request.num_preemptions:
+        if not request.is_returning:
             self.holdings.shrink(request, 0)
 
     def note_start(self, request: Request, now: float) -> None:
@@ -171,9 +174,9 @@ class Batch:
             request.num_preemptions += 1
             self.num_preemptions += 1
             self.parking.park(request, needed)
-        elif request.num_preemptions:
+        elif request.is_returning:
             self.parking.add_holder(request)
-        request.state = RequestState.PARKED if request.num_preemptions else RequestState.WAITING
+        request.state = RequestState.PARKED if request.is_returning else RequestState.WAITING
         self.queue.push(request)
 
     def leave(self, request: Request) -> None:

@@ -104,10 +104,10 @@ class KeyChain:
         self._block_size = block_size
         self._block_format = _block_format(block_size)
 
-    def copy(self) -> "KeyChain":
-        """A chain that may grow on in another way."""
-        other = KeyChain(self.root, self._block_size, self.keys)
-        other.blocks = list(self.blocks)
+    def copy(self, num_blocks: int | None = None) -> "KeyChain":
+        """A chain that may grow on in another way, after at most `num_blocks` blocks."""
+        other = KeyChain(self.root, self._block_size, self.keys[:num_blocks])
+        other.blocks = self.blocks[:num_blocks]
         return other
 
     def reach(self, token_ids: Sequence[int], num_blocks: int) -> None:

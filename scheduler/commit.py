@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.draft import PlanDraft
 from blockyard.scheduler.endings import last_update, reason_to_end
+from blockyard.scheduler.logprob_news import with_logprobs
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import FinishReason, Request, RequestUpdate
 from blockyard.scheduler.roster import Roster
@@ -54,10 +55,15 @@ def commit_step(
             batch.publish(request)
         if not samples:
             continue
-        if draft.children and request.pending_forks:
+        if request.pending_forks:
             for parent, choice, child_handle in draft.children:
-                if parent is request:
+                # It may have been given up since the step was planned.
+                if parent is request and choice in request.pending_forks:
                     made[child_handle] = roster.fork(parent, choice, child_handle)
+            if request.forgone:
+                next(sampled)
+                roster.retire(request)
+                continue
         token = next(sampled)
         if errors or request.first_token_at is None:
             updates.append(_append(roster, request, handle, token, errors, now))
@@ -66,7 +72,7 @@ def commit_step(
         tokens = request.tokens
         tokens.append(token)
         if len(tokens) < request.end_at and token not in request.sampling.stop_token_ids:
-            news = (request.request_id, (token,), None, "", 0, None, request.choice)
+            news = (request.request_id, (token,), None, "", 0, None, request.choice, (), ())
             updates.append(new(RequestUpdate, news))
         else:
             updates.append(_told(roster, request, token, now))
@@ -74,8 +80,10 @@ def commit_step(
         if handle in made:
             updates.append(_append(roster, made[handle], handle, token, errors, now))
         else:
-            batch.forget(handle)  # its parent was aborted meanwhile
+            batch.forget(handle)  # it, or its parent, was aborted meanwhile
     batch.holdings.fulfil(fulfilled)
+    if result.logprobs or result.prompt_logprobs:
+        return with_logprobs(updates, plan, draft, result)
     return updates
 
 

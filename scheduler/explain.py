@@ -35,10 +35,11 @@ class WaitReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockHolder:
-    """A running request and the blocks in its table."""
+    """A running choice of a request and the blocks in its table."""
 
     request_id: str
     num_blocks: int
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ class Explanation:
             the rates are not measured yet.
         behind: the one request it waits for, when there is one: whose prefix it needs, or the next
             to come back; empty otherwise.
+        choice: which of the request's answers it makes.
+        begins: choices that have not begun, and will with what it has when it samples next.
     """
 
     request_id: str
@@ -94,10 +97,12 @@ class Explanation:
     holders: tuple[BlockHolder, ...] = ()
     estimate_seconds: float | None = None
     behind: str = ""
+    choice: int = 0
+    begins: tuple[int, ...] = ()
 
 
 def explain(view: SchedulerView, request: Request) -> Explanation:
-    """What a request that is served waits for."""
+    """What one choice of a request that is served waits for."""
     if request.state is RequestState.RUNNING:
         return _explain_running(view, request)
     owner = view.prefix_owners.get(request.request_id)
@@ -141,7 +146,7 @@ def _short(
     reason = WaitReason.FENCE if short <= view.num_fenced else WaitReason.BLOCKS
     by_size = sorted(view.running, key=lambda other: -len(other.table.block_ids))
     holders = tuple(
-        BlockHolder(other.request_id, len(other.table.block_ids))
+        BlockHolder(other.request_id, len(other.table.block_ids), other.choice)
         for other in by_size[:_MOST_HOLDERS]
         if other is not request and other.table.block_ids
     )
@@ -168,6 +173,8 @@ def _answer(
         holders=holders,
         estimate_seconds=_estimate(view, request, place, needed),
         behind=behind,
+        choice=request.choice,
+        begins=tuple(request.pending_forks),
     )
 
 

@@ -74,6 +74,26 @@ class Holdings:
                 full * self._size if parent.num_computed % self._size else table.num_slots
             )
 
+    def branch(self, parent: Request, child: Request) -> None:
+        """Let a child, which parts from its parent by its newest token, hold what it can of it.
+
+        Tokens     | [0, full blocks) | the rest before the newest | the newest
+        of a child | shared           | shared, if the parent is   | its own,
+                   |                  | there; else computed again | not computed
+        """
+        known = len(child.tokens) - 1
+        if parent.num_computed == known and not parent.num_promised:
+            self.fork(parent, child)
+        else:
+            blocks = parent.table.block_ids[: min(known, parent.num_computed) // self._size]
+            self._pool.share(blocks)
+            child.table.extend(blocks)
+            child.table.num_writable = child.table.num_slots
+            child.num_computed = len(blocks) * self._size
+            self._logical += child.num_computed
+        child.num_saved = child.num_computed
+        child.num_lost = min(known, parent.num_computed)
+
     def shares_tail(self, request: Request) -> bool:
         """Whether others hold the block that it writes to next."""
         table = request.table

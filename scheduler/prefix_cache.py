@@ -25,9 +25,12 @@ class PrefixCache:
         self._block_size = block_size
 
     def join(self, request: Request) -> None:
-        """Let a new request take part, unless it does not want to."""
+        """Let a new request take part, unless it does not want to, or wants its prompt scored.
+
+        Tokens that are found are not computed, so nobody could say how likely they were.
+        """
         spec = request.spec
-        if spec.use_prefix_cache:
+        if spec.use_prefix_cache and spec.sampling.prompt_logprobs is None:
             hints = spec.block_keys[: request.num_prompt // self._block_size]
             request.chain = KeyChain(root_key(spec.extras), self._block_size, hints)
 
@@ -60,6 +63,12 @@ class PrefixCache:
             child.chain = parent.chain.copy()
             child.path = list(parent.path)
             child.publish_at = parent.publish_at
+
+    def branch(self, parent: Request, child: Request) -> None:
+        """A new choice that parts from its parent by its newest token knows the blocks before."""
+        if parent.chain is not None:
+            child.chain = parent.chain.copy((len(child.tokens) - 1) // self._block_size)
+            child.path = parent.path[: child.num_computed // self._block_size]
 
     def publish(self, request: Request) -> tuple[list[tuple[int, int]], list[Request]]:
         """Make a request's newly filled blocks findable, once their step is committed.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from blockyard.scheduler.block_keys import NO_EXTRAS, KeyChain, PrefixExtras
 from blockyard.scheduler.block_table import BlockTable
 from blockyard.scheduler.prefix_index import PrefixEntry
-from blockyard.scheduler.sampling import SamplingParams
+from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
 
 __all__ = [
     "NEVER",
@@ -121,6 +121,10 @@ class RequestUpdate(NamedTuple):
     timings: Timings | None = None
     choice: int = 0
     """Which of the request's answers this is about."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids`, if the client wants them."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's tokens that follow those told of before; the first has none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +146,10 @@ class Request:
     """Index of the answer that it makes; 0 for the one that computes the prompt."""
     pending_forks: list[int] = field(default_factory=list)
     """Choices that begin with its tokens when it samples next; each has a place kept for it."""
+    forgone: bool = False
+    """Its own answer is not wanted any more; it goes on only until those have begun."""
+    branched: bool = False
+    """It began with blocks of another choice, without a step that told the workers."""
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
     """Tokens whose KV is written."""
@@ -170,6 +178,8 @@ class Request:
     """Index entries of its leading blocks: held ones while it runs, a match while it waits."""
     publish_at: int = NEVER
     """Computed tokens with which the next block for the index is full."""
+    num_scored: int = 0
+    """Tokens of the prompt whose log probabilities its client was told."""
     num_announced: int = 0
     """Blocks that it has said it will compute."""
     patience_over: bool = False
@@ -211,6 +221,11 @@ class Request:
     def member(self) -> tuple[str, int]:
         """What names it among all that are served."""
         return self.request_id, self.choice
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether it may hold blocks without a place: it has computed before, or its parent had."""
+        return self.num_preemptions > 0 or self.branched
 
     @property
     def num_output(self) -> int:

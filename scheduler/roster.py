@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.block_table import BlockTable
+from blockyard.scheduler.endings import reason_to_end
 from blockyard.scheduler.request import FinishReason, Request, RequestSpec, RequestState
 
 __all__ = ["Roster"]
@@ -19,6 +20,8 @@ class Roster:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._members: dict[str, list[Request]] = {}
+        # Numbers given to choices beyond those that a request came with; never given again.
+        self._extra_choices: dict[str, set[int]] = {}
         self._next_sequence = 0
 
     def __len__(self) -> int:
@@ -57,29 +60,70 @@ class Roster:
         self._members[request.request_id] = [request]
         self._batch.queue.push(request)
 
+    def abort(self, request_id: str, choice: int | None) -> bool:
+        """End a request, or one of its choices, in whatever state; False when it is not served.
+
+        Who is to begin others goes on until they have begun, but its own answer ends now.
+        """
+        members = self.members(request_id)
+        if choice is None:
+            for member in members:
+                self.end(member, FinishReason.ABORT)
+            return bool(members)
+        for member in members:
+            if choice in member.pending_forks:
+                self._batch.drop_fork(member, choice)
+                if member.forgone and not member.pending_forks:
+                    self.end(member, FinishReason.ABORT)
+                return True
+            if member.choice == choice and not member.forgone:
+                member.forgone = True
+                if not member.pending_forks:
+                    self.end(member, FinishReason.ABORT)
+                return True
+        return False
+
+    def want_fork(self, request_id: str, choice: int, new_choice: int) -> bool:
+        """Let a running choice begin a new one when it samples next; False when it cannot."""
+        parent = self._parent(request_id, choice, new_choice)
+        if parent is None or not self._batch.want_fork(parent, new_choice):
+            return False
+        self._extra_choices.setdefault(request_id, set()).add(new_choice)
+        return True
+
+    def branch(self, request_id: str, choice: int, new_choice: int, token: int) -> bool:
+        """Begin a choice with a running one's tokens, but `token` for its newest; False if not."""
+        parent = self._parent(request_id, choice, new_choice)
+        if parent is None or not parent.num_output or not self._batch.num_places_left:
+            return False
+        child = self._child(parent, new_choice)
+        child.tokens[-1] = token
+        if reason_to_end(child, token) is not None:
+            return False
+        self._extra_choices.setdefault(request_id, set()).add(new_choice)
+        self._begin_branch(parent, child)
+        return True
+
     def fork(self, parent: Request, choice: int, handle: int) -> Request:
         """A new member with all that its running parent has, known to the workers by `handle`.
 
         It has the place that its parent kept for it.
         """
-        child = Request(
-            spec=parent.spec,
-            sequence=parent.sequence,
-            max_tokens=parent.max_tokens,
-            table=BlockTable(parent.table.block_size),
-            arrived_at=parent.arrived_at,
-            choice=choice,
-            tokens=list(parent.tokens),
-            handle=handle,
-            last_step=parent.last_step,
-            num_preemptions=parent.num_preemptions,
-            cached_tokens=parent.cached_tokens,
-            started_at=parent.started_at,
-            first_token_at=parent.first_token_at,
-        )
+        child = self._child(parent, choice)
+        child.handle = handle
         self._members[parent.request_id].append(child)
         self._batch.fork(parent, child)
         return child
+
+    def retire(self, request: Request) -> None:
+        """End a choice that went on for others alone, before it samples again.
+
+        Those that its last step did not begin do so with what has been told of it.
+        """
+        for choice in tuple(request.pending_forks):
+            self._batch.drop_fork(request, choice)
+            self._begin_branch(request, self._child(request, choice))
+        self.end(request, FinishReason.ABORT)
 
     def end(self, request: Request, reason: FinishReason) -> None:
         """Take a member off the books, wherever it is."""
@@ -92,5 +136,40 @@ class Roster:
         members.remove(request)
         if not members:
             del self._members[request.request_id]
+            self._extra_choices.pop(request.request_id, None)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
+
+    def _parent(self, request_id: str, choice: int, new_choice: int) -> Request | None:
+        """The running member that may begin `new_choice`, a number never used in its request."""
+        for member in self._members.get(request_id, ()):
+            used = self._extra_choices.get(request_id, ())
+            if new_choice < member.spec.num_choices or new_choice in used:
+                return None
+            if member.choice == choice and not member.forgone:
+                return member if member.state is RequestState.RUNNING else None
+        return None
+
+    def _begin_branch(self, parent: Request, child: Request) -> None:
+        """Serve a choice that begins between two steps, with what its parent has of its tokens."""
+        child.branched = True
+        self._members[parent.request_id].append(child)
+        self._batch.holdings.branch(parent, child)
+        self._batch.cache.branch(parent, child)
+        self._batch.start(child)
+
+    def _child(self, parent: Request, choice: int) -> Request:
+        return Request(
+            spec=parent.spec,
+            sequence=parent.sequence,
+            max_tokens=parent.max_tokens,
+            table=BlockTable(parent.table.block_size),
+            arrived_at=parent.arrived_at,
+            choice=choice,
+            tokens=list(parent.tokens),
+            last_step=parent.last_step,
+            num_preemptions=parent.num_preemptions,
+            cached_tokens=parent.cached_tokens,
+            started_at=parent.started_at,
+            first_token_at=parent.first_token_at,
+        )

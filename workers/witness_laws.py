@@ -99,6 +99,11 @@ class BlockLaws:
         self.names[handle] = name
         self._tables[handle] = list(self._tables[parent])
 
+    def branch(self, parent: Hashable, name: Hashable) -> None:
+        """A member begins between two steps; it may keep blocks that its running parent has."""
+        tables = (self._tables[h] for h, other in self.names.items() if other == parent)
+        self._left[name] = list(next(tables, self._left.get(parent, ())))
+
     def commit(self, plan: StepPlan) -> None:
         """The plan is committed: what it has written may be found. Before its tokens are known."""
         for handle, start, count in zip(plan.handles, plan.starts, plan.counts, strict=True):

@@ -16,12 +16,14 @@ from blockyard.scheduler.block_keys import PrefixExtras
 from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.plan import RowError, StepPlan, StepResult
+from blockyard.scheduler.prefix_view import PrefixView
 from blockyard.scheduler.request import FinishReason, RequestSpec
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.workers.config import WorkerConfig
-from blockyard.workers.fake import WitnessWorker, witness_generate
+from blockyard.workers.fake import WitnessWorker
 from blockyard.workers.witness_laws import BlockLaws
+from blockyard.workers.witness_members import MemberBooks, check_order, member_name
 
 VOCAB = 97
 
@@ -42,13 +44,13 @@ class Rig:
     prefill_rate: float = 0.0
     link_rate: float = 0.0
     specs: dict[str, RequestSpec] = field(default_factory=dict)
-    outputs: dict[str, list[int]] = field(default_factory=dict)
     reasons: dict[str, FinishReason] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     cached: dict[str, int] = field(default_factory=dict)
     arrivals: int = 0
     computed_tokens: int = 0
+    planned_nothing: bool = False
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -66,21 +68,17 @@ class Rig:
             # A block has one byte: rates are in blocks.
             RateMeter(1, self.prefill_rate, self.link_rate),
         )
-        worker_config = WorkerConfig(
-            model_dir="", max_context_tokens=self.context, block_size=self.block_size
-        )
+        worker_config = WorkerConfig("", self.context, block_size=self.block_size)
         self.workers = [WitnessWorker(worker_config, self.vocab) for _ in range(self.ranks)]
         for worker in self.workers:
-            worker.load()
             worker.allocate(self.num_blocks, self.num_host_blocks)
         self.in_flight: tuple[StepPlan, StepResult] | None = None
-        self.planned_nothing = False
         self.unacknowledged: list[int] = []
         self.acknowledged = 0
         self.laws = BlockLaws(self.block_size, self.known, self.kind)
-        self.stored: dict[bytes, bytes] = {}
-        self.choices: dict[str, int] = {}
-        self.inherited: dict[str, int] = {}
+        self.stored = PrefixView()
+        self.books = MemberBooks()
+        self.outputs = self.books.outputs
 
     def submit(
         self,
@@ -99,35 +97,41 @@ class Rig:
         self.arrivals += 1
         spec = RequestSpec(request_id, tuple(prompt), sampling, priority, **options)
         self.scheduler.submit(spec, self.now)
-        self._begin(request_id, spec, 0, [])
+        self.specs[request_id] = spec
+        self._begin(request_id, 0, [])
+        for choice in range(1, spec.num_choices):
+            self.books.want(request_id, choice, request_id)
 
-    def _begin(self, name: str, spec: RequestSpec, choice: int, before: list[int]) -> None:
-        """A member begins: one choice of a request, named by its id, later ones with a number."""
-        self.specs[name] = spec
-        self.choices[name] = choice
-        self.outputs[name] = list(before)
-        self.inherited[name] = len(before)
+    def _begin(self, parent: str, choice: int, before: list[int]) -> str:
+        """A member begins: one choice of a request; returns its name."""
+        name = self.books.begin(self.specs[parent].request_id, choice, before)
+        self.specs[name] = self.specs[parent]
+        return name
 
     def urgency(self, name: Any) -> tuple[int, int, int]:
-        spec = self.specs[name]
-        return (-spec.priority, spec.sampling.seed, self.choices[name])
+        spec, choice = self.specs[name], self.books.choices[name]
+        return (-spec.priority, spec.sampling.seed, choice)
 
     def known(self, name: Any) -> tuple[int, ...]:
         return (*self.specs[name].prompt_token_ids, *self.outputs[name])
 
     def kind(self, name: Any) -> PrefixExtras | None:
-        spec = self.specs[name]
-        return spec.extras if spec.use_prefix_cache else None
+        return self.specs[name].extras if self.specs[name].use_prefix_cache else None
 
     def live(self) -> list[str]:
         return [name for name in self.specs if name not in self.reasons]
+
+    def served(self) -> list[str]:
+        """Those who are live or were given up and go on for others."""
+        specs, late = self.specs, self.books.late
+        return [n for n, s in specs.items() if n not in self.reasons or late(s.request_id, n)]
 
     def plan(self) -> bool:
         self.now += 1.0
         plan = self.scheduler.plan(self.now)
         fenced = self.scheduler.ledger().blocks.fenced
         if plan is None:
-            assert fenced or not self.live(), "work waits, nothing is fenced, nothing is planned"
+            assert fenced or not self.served(), "work waits, nothing is fenced, nothing is planned"
             self.planned_nothing = True
             return False
         self._hold_against_laws(plan, fenced)
@@ -141,7 +145,9 @@ class Rig:
         return True
 
     def _hold_against_laws(self, plan: StepPlan, fenced: int) -> None:
-        members = {(s.sampling.seed, self.choices[name]): name for name, s in self.specs.items()}
+        members = {
+            (s.sampling.seed, self.books.choices[name]): name for name, s in self.specs.items()
+        }
         admitted = [members[a.sampling.seed, a.sampling.choice] for a in plan.admitted]
         for name, admission in zip(admitted, plan.admitted, strict=True):
             assert admission.prompt_tokens == len(self.specs[name].prompt_token_ids)
@@ -151,34 +157,35 @@ class Rig:
         names = self.laws.names
         rows = [names[handle] for handle in plan.handles]
         if not fenced:
-            assert min(self.live(), key=self.urgency) in rows, "the most urgent must advance"
-        held_up = [name for name in names.values() if name not in rows]
-        for grant in plan.grants:
-            urgency = self.urgency(names[grant.handle])
-            assert all(urgency < self.urgency(other) for other in held_up)
-        # Who lost a place while nothing could be planned is told of only now, and may be back.
-        victims = [name for name in losers if name in self.live() and not self.planned_nothing]
-        for victim in victims:
-            assert all(self.urgency(row) < self.urgency(victim) for row in rows)
+            assert min(self.served(), key=self.urgency) in rows, "the most urgent waits"
+        check_order(
+            self.urgency,
+            rows,
+            granted=[names[grant.handle] for grant in plan.grants],
+            held_up=[name for name in names.values() if name not in rows],
+            # Who lost a place while nothing could be planned is told of only now, may be back.
+            victims=[n for n in losers if n in self.live() and not self.planned_nothing],
+        )
         assert len(plan.token_ids) <= self.max_step_tokens
         assert self.scheduler.ledger().requests.running + len(plan.forks) <= self.max_running
 
     def commit(self) -> None:
         assert self.in_flight is not None
-        plan, result = self.in_flight
-        self.in_flight = None
+        (plan, result), self.in_flight = self.in_flight, None
         self.laws.commit(plan)
         for fork in plan.forks:
+            choice = fork.sampling.choice
             parent = str(self.laws.names[fork.parent])
-            spec, choice = self.specs[parent], fork.sampling.choice
-            name = f"{spec.request_id}/{choice}"
+            name = self._begin(parent, choice, self.outputs[parent])
             self.laws.fork(fork.parent, fork.handle, name)
-            self._begin(name, spec, choice, self.outputs[parent])
-            if parent in self.reasons:
-                self.reasons[name] = self.reasons[parent]
+            if not self.books.is_awaited(self.specs[name].request_id, choice):
+                self.reasons[name] = FinishReason.ABORT
+        for handle in (h for h, samples in zip(plan.handles, plan.samples, strict=True) if samples):
+            parent = str(self.laws.names[handle])
+            for choice in self.books.late(self.specs[parent].request_id, parent):
+                self.laws.branch(parent, self._begin(parent, choice, self.outputs[parent]))
         for update in self.scheduler.commit(result, self.now):
-            choice = update.choice
-            name = f"{update.request_id}/{choice}" if choice else update.request_id
+            name = member_name(update.request_id, update.choice)
             assert name in self.live(), "news of a request that has ended"
             self.outputs[name].extend(update.token_ids)
             if update.finish_reason is not None:
@@ -196,13 +203,12 @@ class Rig:
         """The scheduler's own proof, and that its events tell what the prefix index holds."""
         self.scheduler.check()
         events = self.scheduler.take_prefix_events()
-        for key in events.removed:
-            del self.stored[key]
-        for block in events.stored:
-            assert block.key not in self.stored
-            self.stored[block.key] = block.parent_key
-        held = {block.key: block.parent_key for block in self.scheduler.prefix_snapshot()}
-        assert self.stored == held
+        stored = [block.key for block in events.stored]
+        assert all(key in self.stored for key in events.removed)
+        assert not any(key in self.stored for key in stored)
+        self.stored.apply(events.removed, stored)
+        held = [block.key for block in self.scheduler.prefix_snapshot()]
+        assert len(self.stored) == len(held) and all(key in self.stored for key in held)
 
     def acknowledge(self, step: int) -> None:
         self.acknowledged = max(self.acknowledged, step)
@@ -216,35 +222,40 @@ class Rig:
         (handle,) = (handle for handle, name in self.laws.names.items() if name == request_id)
         self.in_flight = plan, replace(result, errors=(*result.errors, RowError(handle, "failed")))
 
-    def fork(self, name: str, choice: int) -> bool:
-        """Let a member branch where it samples next, into a choice that never was."""
-        if f"{self.specs[name].request_id}/{choice}" in self.specs:
+    def fork(self, name: str, choice: int, token: int | None = None) -> bool:
+        """Let a member branch where it samples next, or at once with `token` for its newest."""
+        request_id = self.specs[name].request_id
+        if not self.scheduler.fork(request_id, self.books.choices[name], choice, token):
             return False
-        return self.scheduler.fork(self.specs[name].request_id, self.choices[name], choice)
+        self.books.want(request_id, choice, name)
+        if token is not None:
+            self.laws.branch(name, self._begin(name, choice, [*self.outputs[name][:-1], token]))
+        return True
 
     def abort(self, request_id: str) -> None:
         members = [name for name in self.live() if self.specs[name].request_id == request_id]
-        assert self.scheduler.abort(request_id) == bool(members)
+        assert self.scheduler.abort(request_id) >= bool(members)
         self.reasons.update(dict.fromkeys(members, FinishReason.ABORT))
+        self.books.end(request_id)
+
+    def abort_choice(self, request_id: str, choice: int) -> bool:
+        """End one choice, begun or not; whom it is to begin goes on."""
+        name = member_name(request_id, choice)
+        live, awaited = name in self.live(), self.books.is_awaited(request_id, choice)
+        ended = self.scheduler.abort(request_id, choice)
+        assert ended == live if name in self.specs else ended <= awaited
+        if ended:
+            self.books.end_choice(request_id, choice)
+            self.reasons |= {name: FinishReason.ABORT} if live else {}
+        return ended
 
     def compare(self, name: str) -> None:
-        spec = self.specs[name]
-        prompt, inherited = spec.prompt_token_ids, self.outputs[name][: self.inherited[name]]
-        slots = self.num_blocks * self.block_size
-        fitting = min(self.context - len(prompt), slots - len(prompt) + 1)
-        expected = inherited + witness_generate(
-            (*prompt, *inherited),
-            (spec.sampling.max_tokens or fitting) - len(inherited),
-            self.vocab,
-            spec.sampling.stop_token_ids,
-            spec.sampling.min_tokens - len(inherited),
-            self.choices[name],
+        sampling, prompt = self.specs[name].sampling, self.specs[name].prompt_token_ids
+        fitting = min(self.context, self.num_blocks * self.block_size + 1) - len(prompt)
+        expected, stopped = self.books.expected(
+            name, prompt, sampling, sampling.max_tokens or fitting, self.vocab
         )
         assert self.outputs[name] == expected, f"{name} differs from the oracle"
-        stopped = (
-            expected[-1] in spec.sampling.stop_token_ids
-            and len(expected) >= spec.sampling.min_tokens
-        )
         assert self.reasons[name] is (FinishReason.STOP if stopped else FinishReason.LENGTH)
 
     def step(self) -> bool:
@@ -270,8 +281,8 @@ class Rig:
         assert not self.live()
         ledger = self.scheduler.ledger()
         assert ledger.blocks.free + ledger.blocks.cached == ledger.blocks.total == self.num_blocks
-        assert ledger.requests.running == ledger.requests.waiting == ledger.requests.parked == 0
-        assert ledger.stalled_steps == 0
+        requests = ledger.requests
+        assert requests.running == requests.waiting == requests.parked == ledger.stalled_steps == 0
         assert ledger.host_blocks.free == self.num_host_blocks
 
 
@@ -285,7 +296,4 @@ def make_rig() -> Callable[..., Rig]:
 def prompt_of() -> Callable[..., list[int]]:
     """Makes a prompt of a given length, the same for the same salt."""
 
-    def make(length: int, salt: int = 0) -> list[int]:
-        return random.Random(f"{length} {salt}").choices(range(VOCAB), k=length)
-
-    return make
+    return lambda length, salt=0: random.Random(f"{length} {salt}").choices(range(VOCAB), k=length)

@@ -115,24 +115,24 @@ def test_what_has_started_is_not_dropped(scheduler: Scheduler, submit: Submit) -
 def test_explanations_follow_a_request_through_its_life(
     scheduler: Scheduler, submit: Submit
 ) -> None:
-    assert scheduler.explain("a") is None
+    assert scheduler.explain("a") == ()
     submit("a", 100)
-    told = scheduler.explain("a")
-    assert told is not None and told.state is RequestState.WAITING
+    (told,) = scheduler.explain("a")
+    assert told.state is RequestState.WAITING
     step(scheduler)
-    told = scheduler.explain("a")
-    assert told is not None and told.reason is WaitReason.NOTHING
+    (told,) = scheduler.explain("a")
+    assert told.reason is WaitReason.NOTHING
     assert told.estimate_seconds is not None and told.estimate_seconds > 0.5
     for _ in range(10):
         step(scheduler)
     submit("big", 90)
-    told = scheduler.explain("big")
-    assert told is not None and told.reason is WaitReason.BLOCKS
+    (told,) = scheduler.explain("big")
+    assert told.reason is WaitReason.BLOCKS
     assert told.holders[0].request_id == "a" and told.holders[0].num_blocks >= 25
     assert told.blocks_short >= 90 // 4 - 15
     scheduler.abort("a")
     scheduler.abort("big")
-    assert scheduler.explain("a") is None
+    assert scheduler.explain("a") == ()
 
 
 def test_an_explanation_names_whose_prefix_is_waited_for(
@@ -144,8 +144,8 @@ def test_an_explanation_names_whose_prefix_is_waited_for(
     spec = RequestSpec("second", (1 + sum(map(ord, "first")),) * 60, SamplingParams(max_tokens=5))
     scheduler.submit(spec, 0.0)
     assert scheduler.plan(0.0) is not None
-    told = scheduler.explain("second")
-    assert told is not None and (told.reason, told.behind) == (WaitReason.PREFIX, "first")
+    (told,) = scheduler.explain("second")
+    assert (told.reason, told.behind) == (WaitReason.PREFIX, "first")
 
 
 def finish_order(scheduler: Scheduler) -> list[str]:

@@ -165,7 +165,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.rig.live())))
-        self.rig.fork(name, data.draw(st.integers(1, 9)))
+        token = data.draw(st.none() | st.integers(0, VOCAB - 1))
+        self.rig.fork(name, data.draw(st.integers(0, 9)), token)
+
+    @precondition(lambda self: self.rig.specs)
+    @rule(data=st.data())
+    def abort_choice(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.rig.specs)))
+        choice = data.draw(st.sampled_from((self.rig.books.choices[name], 1, 2, 5)))
+        self.rig.abort_choice(self.rig.specs[name].request_id, choice)
 
     @precondition(lambda self: self.rig.specs)
     @rule()
