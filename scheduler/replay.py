@@ -87,7 +87,8 @@ class _Loop:
         self._run_ahead = run_ahead
         self._by_id = {group.group_id: index for index, group in enumerate(groups)}
         self._ends: list[tuple[float, int]] = []
-        self._busy = [False] * len(groups)
+        # When what each group does ends; other entries of the heap are void.
+        self._end_of: list[float | None] = [None] * len(groups)
 
     def by_time(self, arrivals: Iterator[Arrival]) -> None:
         """Requests come at their recorded times and are bound to a group then."""
@@ -96,14 +97,11 @@ class _Loop:
             until = math.inf if arrival is None else arrival.seconds
             if self._ends and self._ends[0][0] <= until:
                 now, index = heapq.heappop(self._ends)
-                self._groups[index].end_step(now)
-                self._begin(index, now, until)
+                if self._end_of[index] == now:
+                    self._groups[index].finish(now)
+                    self._begin(index, now, ahead=self._run_ahead)
             elif arrival is not None:
-                index = self._choose(arrival)
-                self._groups[index].submit(arrival, arrival.seconds)
-                # The next one may come at the same moment, so nobody runs ahead of it.
-                if not self._busy[index]:
-                    self._begin(index, arrival.seconds, arrival.seconds)
+                self._take(self._choose(arrival), arrival)
                 arrival = next(arrivals, None)
 
     def fed(
@@ -122,7 +120,7 @@ class _Loop:
             now, index = heapq.heappop(self._ends)
             group = self._groups[index]
             if index in started:
-                group.end_step(now)
+                group.finish(now)
             started.add(index)
             while not exhausted and hungry(group):
                 arrival = next(arrivals, None)
@@ -133,20 +131,32 @@ class _Loop:
             if measure and exhausted and not group.num_queued:
                 records = self._records
                 records.measured_until = min(records.measured_until or math.inf, now)
-            self._begin(index, now, math.inf)
+            self._begin(index, now, ahead=self._run_ahead)
 
-    def _begin(self, index: int, now: float, until: float) -> None:
-        """Begin a group's next step, if it has one; steady ones that end by `until` go ahead."""
-        group = self._groups[index]
-        if self._run_ahead:
-            now = group.run_ahead(now, until)
-        end = group.begin_step(now)
-        self._busy[index] = end is not None
+    def _begin(self, index: int, now: float, *, ahead: bool) -> None:
+        self._expect(index, self._groups[index].begin(now, ahead=ahead))
+
+    def _expect(self, index: int, end: float | None) -> None:
+        self._end_of[index] = end
         if end is not None:
             heapq.heappush(self._ends, (end, index))
 
+    def _take(self, index: int, arrival: Arrival) -> None:
+        """Hand an arrival to a group, in the middle of what that does."""
+        group, now = self._groups[index], arrival.seconds
+        if self._end_of[index] is None:
+            group.submit(arrival, now)
+            # Others may come at the same moment, and find the step begun.
+            self._begin(index, now, ahead=False)
+            return
+        sooner = group.cut(now)
+        if sooner is not None:
+            self._expect(index, sooner)
+        group.submit(arrival, now)
+
     def _choose(self, arrival: Arrival) -> int:
-        candidates = [group.candidate() for group in self._groups]
+        now = arrival.seconds
+        candidates = [group.candidate(now) for group in self._groups]
         chosen = choose_group(candidates, arrival.prompt_tokens)
         if chosen is None:
             raise ValueError("there is no group to replay on")

@@ -72,6 +72,10 @@ class Scheduler:
         """Requests running, waiting or parked."""
         return len(self._roster)
 
+    def serves(self, request_id: str) -> bool:
+        """Whether any choice of a request has not ended."""
+        return request_id in self._roster
+
     def submit(self, spec: RequestSpec, now: float) -> None:
         """Take a request in.
 
@@ -193,9 +197,12 @@ class Scheduler:
             raise StepOrderError(f"step {step} is acknowledged, the newest planned is {self._step}")
         self._batch.acknowledge(step)
 
-    def steady_steps(self) -> int:
-        """How many steps from now on `run_ahead` may do; 0 unless all who are here decode."""
-        return 0 if self._in_flight is not None else steady_steps(self._batch)
+    def steady_steps(self, most: int) -> list[int]:
+        """Blocks that the plans of the coming steps take, added up, as far as `run_ahead` may go.
+
+        Entry `k` tells of the first `k` steps, at most `most`; [0] unless all who are here decode.
+        """
+        return [0] if self._in_flight is not None else steady_steps(self._batch, most)
 
     def run_ahead(self, seconds: Sequence[float], answer: Callable[[str], int]) -> None:
         """Do one steady step for each length in `seconds`; for simulations, nobody is told.

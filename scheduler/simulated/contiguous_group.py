@@ -7,21 +7,19 @@ shared or cached. Units: simulated seconds, tokens, slots.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from blockyard.scheduler.budget import StepBudget
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.contiguous.allocators import ContiguousAllocator
 from blockyard.scheduler.ledger import BlockCounts, GroupLedger, RequestCounts, SlotCounts
 from blockyard.scheduler.simulated.arrivals import Arrival
-from blockyard.scheduler.simulated.group import SimulatedGroup
+from blockyard.scheduler.simulated.group import MOST_STEPS_AHEAD, SimulatedGroup
 from blockyard.scheduler.simulated.memory_timeline import SlotState
 from blockyard.scheduler.simulated.records import ReplayRecords
 from blockyard.scheduler.simulated.step_cost import StepCost
 
 __all__ = ["ContiguousGroup"]
-
-_MOST_STEPS_AHEAD = 16
-"""As with blocks: steps done at once are drawn over time as one level, so not too many."""
 
 
 class _Row:
@@ -49,7 +47,7 @@ class ContiguousGroup(SimulatedGroup):
         config: SchedulerConfig,
         cost: StepCost,
     ) -> None:
-        super().__init__(group_id, records, cost, allocator.capacity)
+        super().__init__(group_id, records, cost, allocator.capacity, 1)
         self.allocator = allocator
         self.preemptions = 0
         self.recomputed_tokens = 0
@@ -191,16 +189,17 @@ class ContiguousGroup(SimulatedGroup):
             running=len(self._running),
         )
 
-    def _steady_steps(self) -> int:
+    def _steady_steps(self) -> list[int]:
         if self._waiting or not self._running:
-            return 0
-        steps = _MOST_STEPS_AHEAD
+            return [0]
+        steps = MOST_STEPS_AHEAD
         for row in reversed(self._running):
             if row.computed + 1 != row.known or row.filled > row.computed:
-                return 0
+                return [0]
             room = self.allocator.reservation(row.filled, row.final) - row.filled
             steps = min(steps, room, row.final - row.known)
-        return steps
+        # Pieces neither grow nor move.
+        return [0] * (max(0, steps) + 1)
 
     def _context(self) -> tuple[int, int]:
         rows = len(self._running)
@@ -215,6 +214,17 @@ class ContiguousGroup(SimulatedGroup):
             row.filled += count
             self.allocator.grow(row.name, count)
 
-    def _during(self, after: SlotState, mean_filled: float, num_rows: int) -> SlotState:
-        reserved = after.filled + after.reserved - mean_filled
-        return after._replace(filled=mean_filled, reserved=reserved)
+    def _during(
+        self, before: SlotState, num_rows: int, filled: float, taken: float, empty: float
+    ) -> SlotState:
+        return before._replace(filled=before.filled + filled, reserved=before.reserved - filled)
+
+    def _ledger_ahead(self, ledger: GroupLedger, done: int, blocks_taken: int) -> GroupLedger:
+        slots = ledger.slots
+        filled = len(self._running) * (done + 1)
+        return replace(
+            ledger,
+            slots=replace(slots, filled=slots.filled + filled, promised=slots.promised - filled),
+            step=ledger.step + done + 1,
+            logical_tokens=ledger.logical_tokens + filled,
+        )

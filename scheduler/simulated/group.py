@@ -4,8 +4,11 @@ How memory is given out, and who takes part in a step, is left to its kinds: blo
 scheduler, or one contiguous piece for each request. Units: simulated seconds, tokens, slots.
 """
 
+import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.placement import Candidate
@@ -14,7 +17,13 @@ from blockyard.scheduler.simulated.memory_timeline import SlotState
 from blockyard.scheduler.simulated.records import ReplayRecords
 from blockyard.scheduler.simulated.step_cost import StepCost
 
-__all__ = ["SimulatedGroup"]
+__all__ = ["MOST_STEPS_AHEAD", "SimulatedGroup"]
+
+MOST_STEPS_AHEAD = 256
+"""Steady steps that are worked out in a row: what comes in between would make more be in vain."""
+
+_DRAWN_AT_ONCE = 16
+"""Steps that are drawn over time as one level."""
 
 
 class _Life:
@@ -28,21 +37,48 @@ class _Life:
         self.last_token: float | None = None
 
 
+class _Stretch:
+    """Steady steps that lie ahead and are not done yet: they may be cut short."""
+
+    __slots__ = ("began", "blocks_taken", "ends", "seconds")
+
+    def __init__(self, began: float, seconds: list[float], blocks_taken: list[int]) -> None:
+        self.began = began
+        self.seconds = seconds
+        self.ends = list(accumulate(seconds, initial=began))[1:]
+        self.blocks_taken = blocks_taken
+
+    def done_at(self, now: float) -> int:
+        """Steps that have ended at a moment."""
+        return bisect_right(self.ends, now)
+
+
 class SimulatedGroup(ABC):
     """One group with a clock of its own.
 
-    The owner of the clock calls `begin_step`, then `end_step` at the time it was told, and so on;
-    `submit` may come between any two calls. While `begin_step` answers None the group is idle.
+    The owner of the clock calls `begin`, then `finish` at the time it was told, and so on. What
+    begins is one step, or with `ahead` all steady steps in a row: of these the books are made only
+    when somebody wants to know or to change something, as they would be step by step. `submit` may
+    come between any two calls, after `cut`. While `begin` answers None the group is idle.
     """
 
     def __init__(
-        self, group_id: str, records: ReplayRecords, cost: StepCost, num_slots: int
+        self,
+        group_id: str,
+        records: ReplayRecords,
+        cost: StepCost,
+        num_slots: int,
+        block_size: int,
     ) -> None:
         self.group_id = group_id
+        self.block_size = block_size
         self.records = records
         self._cost = cost
         self._lives: dict[str, _Life] = {}
         self._ledger: GroupLedger | None = None
+        self._stretch: _Stretch | None = None
+        self._candidate: Candidate | None = None
+        self._candidate_until = math.inf
         self._since = 0.0
         self._state = SlotState(0, 0, 0, 0, 0, num_slots, 0)
         self._step_began = 0.0
@@ -80,8 +116,11 @@ class SimulatedGroup(ABC):
         """Where the slots are at this moment."""
 
     @abstractmethod
-    def _steady_steps(self) -> int:
-        """For so many steps all who run answer a token each and memory changes by nothing else."""
+    def _steady_steps(self) -> list[int]:
+        """Blocks that the coming steady steps take, added up; entry 0 is 0, before them all.
+
+        In these steps all who run answer a token each, and memory changes by nothing else.
+        """
 
     @abstractmethod
     def _context(self) -> tuple[int, int]:
@@ -92,41 +131,102 @@ class SimulatedGroup(ABC):
         """Do one steady step for each of these lengths; at most as many as are steady."""
 
     @abstractmethod
-    def _during(self, after: SlotState, mean_filled: float, num_rows: int) -> SlotState:
-        """The mean state while steady steps were in flight, by the state after the last."""
+    def _during(
+        self, before: SlotState, num_rows: int, filled: float, taken: float, empty: float
+    ) -> SlotState:
+        """The mean state while steady steps were in flight, from the state before them.
+
+        Since then so many slots were filled on average, and so many taken in blocks, of which
+        `empty` were in blocks that held nothing.
+        """
+
+    @abstractmethod
+    def _ledger_ahead(self, ledger: GroupLedger, done: int, blocks_taken: int) -> GroupLedger:
+        """The books while the steady step after `done` ones is in flight, from those before all."""
 
     def submit(self, arrival: Arrival, now: float) -> None:
         """Take a request, or count it as refused."""
         name = str(arrival.number)
         self._lives[name] = _Life(now, arrival.output_tokens)
-        self._ledger = None
+        self._note_change()
         if not self._take(name, arrival, now):
             del self._lives[name]
             self.records.refused += 1
 
-    def candidate(self) -> Candidate:
-        """The group as placement sees it."""
-        return Candidate(self.group_id, self.ledger())
+    def candidate(self, now: float) -> Candidate:
+        """The group as placement sees it at a moment."""
+        if now >= self._candidate_until or self._candidate is None:
+            self._candidate_until = math.inf
+            ledger = self.ledger()
+            if self._stretch is not None:
+                done = self._stretch.done_at(now)
+                self._candidate_until = self._stretch.ends[done]
+                ledger = self._ledger_ahead(ledger, done, self._stretch.blocks_taken[done + 1])
+            self._candidate = Candidate(self.group_id, ledger)
+        return self._candidate
 
     def ledger(self) -> GroupLedger:
-        """The books; read anew only after something has changed."""
+        """The books; read anew only after something has changed. Not of steps ahead."""
         if self._ledger is None:
             self._ledger = self._read_ledger()
         return self._ledger
 
-    def begin_step(self, now: float) -> float | None:
-        """Begin a step and return when it ends; None when there is nothing to compute."""
+    def begin(self, now: float, *, ahead: bool) -> float | None:
+        """Begin what comes next and return when it ends; None when there is nothing to compute.
+
+        Args:
+            now: when.
+            ahead: take steady steps together.
+        """
+        taken = self._steady_steps() if ahead else [0]
+        if len(taken) > 1:
+            rows, context = self._context()
+            seconds = self._cost.decode_run(rows, context, len(taken) - 1)
+            self._stretch = _Stretch(now, seconds, taken)
+            self._candidate = None
+            return self._stretch.ends[-1]
+        return self._begin_step(now)
+
+    def finish(self, now: float) -> None:
+        """End what was begun."""
+        stretch = self._stretch
+        if stretch is None:
+            self._end_step(now)
+        else:
+            self._stretch = None
+            self._run_ahead(stretch, len(stretch.ends))
+
+    def cut(self, now: float) -> float | None:
+        """Bring the books up to a moment that lies before the end of what was begun.
+
+        Returns:
+            When the step ends that is in flight now, if that is news: the end told before is void.
+        """
+        stretch = self._stretch
+        if stretch is None:
+            return None
+        done = stretch.done_at(now)
+        self._stretch = None
+        self._run_ahead(stretch, done)
+        return self._begin_step(stretch.ends[done - 1] if done else stretch.began)
+
+    def account(self, now: float) -> None:
+        """Book the memory as it was since the last change up to now."""
+        if now > self._since:
+            self.records.hold(self._since, now, self._state.times(now - self._since))
+            self._since = now
+
+    def _begin_step(self, now: float) -> float | None:
         self.account(now)
-        self._ledger = None
+        self._note_change()
         seconds = self._start(now)
         self._set_state(self._read_state())
         self._step_began = now
         return None if seconds is None else now + seconds
 
-    def end_step(self, now: float) -> None:
-        """End the step in flight."""
+    def _end_step(self, now: float) -> None:
         self.account(now)
-        self._ledger = None
+        self._note_change()
         records, lives = self.records, self._lives
         usual = 0
         answered, ended = self._finish(now)
@@ -147,51 +247,45 @@ class SimulatedGroup(ABC):
             records.output_tokens += lives.pop(name).output_tokens
         records.simulated_seconds = max(records.simulated_seconds, now)
 
-    def run_ahead(self, now: float, until: float) -> float:
-        """Do at once all steady steps that end by `until`; returns when the last one ends.
-
-        Leaves books and clock as single steps would. Between steps only.
-        """
-        while (most := self._steady_steps()) > 0:
-            rows, context = self._context()
-            lengths: list[float] = []
-            began = now
-            while len(lengths) < most:
-                seconds = self._cost.decode_seconds(rows, context)
-                if now + seconds > until:
-                    break
-                lengths.append(seconds)
-                now += seconds
-                context += rows
-            if lengths:
-                self._run_ahead(lengths, began, now, rows)
-            if len(lengths) < most:
-                break
-        return now
-
-    def account(self, now: float) -> None:
-        """Book the memory as it was since the last change up to now."""
-        if now > self._since:
-            self.records.hold(self._since, now, self._state.times(now - self._since))
-            self._since = now
-
-    def _run_ahead(self, lengths: Sequence[float], began: float, now: float, rows: int) -> None:
-        self.account(began)
-        self._ledger = None
-        self._run_steps(lengths)
-        self._all_answered = now
-        self.records.simulated_seconds = max(self.records.simulated_seconds, now)
-        # Each step finds `rows` more slots filled than the one before.
-        filled = 0.0
-        for index, length in enumerate(lengths):
+    def _run_ahead(self, stretch: _Stretch, count: int) -> None:
+        """Do the first `count` steps of a stretch."""
+        if not count:
+            return
+        self.account(stretch.began)
+        rows, _ = self._context()
+        before = self._read_state()
+        seconds = stretch.seconds[:count]
+        self._run_steps(seconds)
+        self._note_change()
+        ended = stretch.ends[count - 1]
+        self._all_answered = ended
+        self.records.simulated_seconds = max(self.records.simulated_seconds, ended)
+        for length in seconds:
             self.records.between_tokens.add(length, rows)
-            filled += length * rows * index
-        after = self._read_state()
-        seconds = now - began
-        mean_filled = after.filled - rows * len(lengths) + filled / seconds
-        self.records.hold(began, now, self._during(after, mean_filled, rows).times(seconds))
-        self._since = now
-        self._set_state(after)
+        for first in range(0, count, _DRAWN_AT_ONCE):
+            self._hold_ahead(stretch, before, rows, first, min(count, first + _DRAWN_AT_ONCE))
+        self._since = ended
+        self._set_state(self._read_state())
+
+    def _hold_ahead(
+        self, stretch: _Stretch, before: SlotState, rows: int, first: int, last: int
+    ) -> None:
+        """Book the memory during steps `first` up to `last`, counted from the state before all."""
+        began = stretch.ends[first - 1] if first else stretch.began
+        filled = taken = empty = 0.0
+        for index in range(first, last):
+            seconds = stretch.seconds[index]
+            slots = stretch.blocks_taken[index + 1] * self.block_size
+            filled += seconds * rows * index
+            taken += seconds * slots
+            # Blocks that hold nothing go first, kept ones after them.
+            empty += seconds * min(slots, before.free)
+        span = stretch.ends[last - 1] - began
+        state = self._during(before, rows, filled / span, taken / span, empty / span)
+        self.records.hold(began, stretch.ends[last - 1], state.times(span))
+
+    def _note_change(self) -> None:
+        self._ledger = self._candidate = None
 
     def _set_state(self, state: SlotState) -> None:
         if state.running != self._state.running:

@@ -69,6 +69,12 @@ class MeasuredCost:
         """A step of one token a row, whose rows read `context_tokens` tokens in all."""
         return self._seconds(num_rows, num_rows, context_tokens, context_tokens - num_rows / 2)
 
+    def decode_run(self, num_rows: int, context_tokens: int, num_steps: int) -> list[float]:
+        """`decode_seconds` of steps that follow one another: each reads a token a row more."""
+        end = context_tokens + num_rows * num_steps
+        contexts = range(context_tokens, end, num_rows)
+        return [self.decode_seconds(num_rows, context) for context in contexts]
+
     def copy_seconds(self, num_blocks: int) -> float:
         """Blocks moved to host memory or back."""
         return num_blocks * self.block_bytes / self.link_bytes_per_second

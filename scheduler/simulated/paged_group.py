@@ -6,14 +6,15 @@ seconds, tokens, blocks.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from blockyard.scheduler.ledger import GroupLedger
+from blockyard.scheduler.ledger import BlockCounts, GroupLedger, SlotCounts
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RequestRefused, RequestSpec
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.scheduler.simulated.arrivals import Arrival, PromptWriter
-from blockyard.scheduler.simulated.group import SimulatedGroup
+from blockyard.scheduler.simulated.group import MOST_STEPS_AHEAD, SimulatedGroup
 from blockyard.scheduler.simulated.memory_timeline import SlotState
 from blockyard.scheduler.simulated.records import ReplayRecords
 from blockyard.scheduler.simulated.step_cost import StepCost
@@ -33,7 +34,8 @@ class PagedGroup(SimulatedGroup):
         prompts: PromptWriter,
     ) -> None:
         ledger = scheduler.ledger()
-        super().__init__(group_id, records, cost, ledger.blocks.total * ledger.block_size)
+        size = ledger.block_size
+        super().__init__(group_id, records, cost, ledger.blocks.total * size, size)
         self.scheduler = scheduler
         self._prompts = prompts
         self._answers: dict[int, int] = {}
@@ -110,8 +112,8 @@ class PagedGroup(SimulatedGroup):
             running=ledger.requests.running,
         )
 
-    def _steady_steps(self) -> int:
-        return self.scheduler.steady_steps()
+    def _steady_steps(self) -> list[int]:
+        return self.scheduler.steady_steps(MOST_STEPS_AHEAD)
 
     def _context(self) -> tuple[int, int]:
         ledger = self.ledger()
@@ -121,7 +123,35 @@ class PagedGroup(SimulatedGroup):
     def _run_steps(self, seconds: Sequence[float]) -> None:
         self.scheduler.run_ahead(seconds, lambda name: self._prompts.answer(int(name)))
 
-    def _during(self, after: SlotState, mean_filled: float, num_rows: int) -> SlotState:
-        # Each step promises a slot to each row; the rest of the blocks it holds is tail.
-        tail = after.filled + after.internal - mean_filled - num_rows
-        return after._replace(filled=mean_filled, reserved=num_rows, internal=tail)
+    def _during(
+        self, before: SlotState, num_rows: int, filled: float, taken: float, empty: float
+    ) -> SlotState:
+        return SlotState(
+            filled=before.filled + filled,
+            reserved=num_rows,
+            internal=before.internal + taken - filled - num_rows,
+            cached=before.cached - (taken - empty),
+            external=0,
+            free=before.free - empty,
+            running=before.running,
+        )
+
+    def _ledger_ahead(self, ledger: GroupLedger, done: int, blocks_taken: int) -> GroupLedger:
+        blocks, slots = ledger.blocks, ledger.slots
+        rows = ledger.requests.running
+        empty = min(blocks.free, blocks_taken)
+        ahead = BlockCounts(
+            blocks.total,
+            blocks.free - empty,
+            blocks.cached - (blocks_taken - empty),
+            blocks.active + blocks_taken,
+            blocks.fenced,
+        )
+        tail = slots.empty_tail + blocks_taken * ledger.block_size - rows * (done + 1)
+        return replace(
+            ledger,
+            blocks=ahead,
+            slots=SlotCounts(slots.filled + rows * done, rows, tail),
+            step=ledger.step + done + 1,
+            logical_tokens=ledger.logical_tokens + rows * done,
+        )

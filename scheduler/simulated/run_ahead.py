@@ -1,42 +1,53 @@
 """Many decode steps at once, with the books that single steps would leave.
 
 For simulations: workers hear nothing of it. Steady steps are those in which everybody who runs
-computes its newest token, nobody ends, comes or waits, and blocks are taken in the first step and
-filled in the last one only. Whoever owns the clock decides how many of them are done. Units:
-steps, blocks, token slots.
+computes its newest token, nobody ends or comes, and every block that is needed is there. Whoever
+owns the clock decides how many of them are done. Units: steps, blocks, token slots.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, cycle, islice
 
 from blockyard.scheduler.batch import Batch
+from blockyard.scheduler.preemption import yielding_to
 from blockyard.scheduler.request import Request
 
 __all__ = ["run_ahead", "steady_steps"]
 
 
-def steady_steps(batch: Batch) -> int:
-    """How many steps from now on are steady; 0 when the very next is not.
+def steady_steps(batch: Batch, most: int) -> list[int]:
+    """Blocks that the plans of the coming steady steps take, added up.
 
-    Between steps, with every step acknowledged.
+    Entry `k` tells of the first `k` steps, so there are as many steps as entries after the first;
+    none when the very next step is not steady. Between steps, with every step acknowledged.
+
+    Args:
+        batch: of the scheduler.
+        most: steps that are of interest.
     """
-    pool = batch.pool
-    if batch.num_waiting or pool.num_fenced or not batch.running or batch.queue.contended:
-        return 0
-    if len(batch.running) > batch.config.max_step_tokens:
-        return 0
-    steps = batch.config.max_context_tokens
-    starved = pool.num_available
+    pool, running = batch.pool, batch.running
+    none = [0]
+    if pool.num_fenced or not running or batch.queue.contended or _somebody_may_come(batch):
+        return none
+    if len(running) > batch.config.max_step_tokens:
+        return none
+    steps, size = most, pool.block_size
+    # How many find their table full after so many steps, and again each `size` steps later.
+    full_after = [0] * size
     # The youngest first: if anybody is still computing a prompt, it is that one.
-    for request in reversed(batch.running):
+    for request in reversed(running):
         known = len(request.tokens)
-        if not _decodes(request, known):
-            return 0
         room = request.table.num_slots - request.num_computed
-        if not room:
-            starved -= 1
-            room = batch.config.block_size
-        steps = min(steps, room, request.end_at - known - 1)
-    return steps if starved >= 0 else 0
+        if room >= size or not _decodes(request, known):
+            return none
+        full_after[room] += 1
+        left = request.end_at - known - 1
+        if left < steps:
+            steps = left
+    taken = list(accumulate(islice(cycle(full_after), max(0, steps)), initial=0))
+    while taken[-1] > pool.num_available:
+        taken.pop()
+    return taken
 
 
 def run_ahead(
@@ -48,18 +59,22 @@ def run_ahead(
         batch: of the scheduler.
         step: number of the last of these steps.
         seconds: how long each of them takes.
-        answer: the token that the request of this id answers in each of them.
+        answer: the token that the request of this id answers in each of them; no two requests
+            answer the same, or they might come to share blocks in the middle.
     """
     pool, holdings, count = batch.pool, batch.holdings, len(seconds)
-    for request in batch.running:
-        if request.num_computed == request.table.num_slots:
-            block_ids = pool.allocate(1)
-            if block_ids is None:
-                raise ValueError("no block is available; ask steady_steps first")
-            request.table.extend(block_ids)
-            batch.watermark.observe(1, 0)
+    merged = batch.num_merged
     for request in batch.running:
         request.last_step = step
+        table = request.table
+        needed = table.blocks_short(request.num_computed + count)
+        if needed:
+            block_ids = pool.allocate(needed)
+            if block_ids is None:
+                raise ValueError("no block is available; ask steady_steps first")
+            table.extend(block_ids)
+            for _ in block_ids:
+                batch.watermark.observe(1, 0)
         request.num_computed += count
         request.tokens.extend((answer(request.request_id),) * count)
     holdings.promise(count * len(batch.running))
@@ -67,9 +82,19 @@ def run_ahead(
     for request in batch.running:
         if request.num_computed >= request.publish_at:
             batch.publish(request)
+    if batch.num_merged > merged:
+        raise ValueError("two requests have answered the same; steps ahead cannot tell when")
     for length in seconds:
         batch.parking.note_step(0, len(batch.running), 0, length)
     batch.acknowledge(step)
+
+
+def _somebody_may_come(batch: Batch) -> bool:
+    """Whether any of those who wait could get a place in the next step."""
+    head = batch.queue.head()
+    if batch.cache.waits or batch.num_places_left:
+        return batch.num_waiting > 0
+    return head is not None and bool(yielding_to(batch.running, head))
 
 
 def _decodes(request: Request, known: int) -> bool:

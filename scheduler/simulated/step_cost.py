@@ -39,6 +39,10 @@ class StepCost(Protocol):
         """A step of one token a row, whose rows read `context_tokens` tokens in all."""
         ...
 
+    def decode_run(self, num_rows: int, context_tokens: int, num_steps: int) -> list[float]:
+        """`decode_seconds` of steps that follow one another: each reads a token a row more."""
+        ...
+
     def copy_seconds(self, num_blocks: int) -> float:
         """Blocks moved to host memory or back."""
         ...
@@ -77,6 +81,21 @@ class RooflineCost:
 
     def decode_seconds(self, num_rows: int, context_tokens: int) -> float:
         """A step of one token a row, whose rows read `context_tokens` tokens in all."""
+        base, each = self._decode_line(num_rows)
+        return base + each * context_tokens
+
+    def decode_run(self, num_rows: int, context_tokens: int, num_steps: int) -> list[float]:
+        """`decode_seconds` of steps that follow one another: each reads a token a row more."""
+        base, each = self._decode_line(num_rows)
+        end = context_tokens + num_rows * num_steps
+        return [base + each * context for context in range(context_tokens, end, num_rows)]
+
+    def copy_seconds(self, num_blocks: int) -> float:
+        """Blocks moved to host memory or back."""
+        return num_blocks * self.block_bytes / self.speed.link_bytes_per_second
+
+    def _decode_line(self, num_rows: int) -> tuple[float, float]:
+        """Seconds of a step of so many decodes, and for each token that they read."""
         shape, speed = self.shape, self.speed
         bandwidth = speed.memory_bytes_per_second * speed.memory_share
         arithmetic = speed.operations_per_second * speed.operations_share
@@ -86,11 +105,7 @@ class RooflineCost:
         )
         width = shape.num_layers * shape.num_query_heads * shape.head_dim
         read = max(shape.kv_bytes_per_token / bandwidth, 4.0 * width / arithmetic)
-        return speed.step_overhead_seconds + linear + read * context_tokens
-
-    def copy_seconds(self, num_blocks: int) -> float:
-        """Blocks moved to host memory or back."""
-        return num_blocks * self.block_bytes / self.speed.link_bytes_per_second
+        return speed.step_overhead_seconds + linear, read
 
 
 def make_step_cost(
