@@ -1,0 +1,90 @@
+"""Building native code: into a cache by content, once, and with a reason where it cannot be."""
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from blockyard.workers.cpu import compiler
+from blockyard.workers.cpu.compiler import NativeUnavailable, build_library, find_compiler
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    try:
+        find_compiler()
+    except NativeUnavailable as error:
+        pytest.skip(str(error))
+    if not compiler.processor_features() >= compiler.NEEDED_FEATURES:
+        pytest.skip("this processor lacks what native code is built for")
+    folder = tmp_path / "native"
+    folder.mkdir()
+    (folder / "answer.hpp").write_text("constexpr int answer = 41;\n")
+    write_library(folder, "answer")
+    return folder
+
+
+def write_library(folder: Path, returned: str) -> None:
+    (folder / "library.cpp").write_text(
+        '#include "answer.hpp"\n#pragma GCC visibility push(default)\n'
+        f'extern "C" int ask() {{ return {returned}; }}\n'
+    )
+
+
+def ask(library: Path) -> int:
+    answer = ctypes.CDLL(str(library)).ask()
+    assert isinstance(answer, int)
+    return answer
+
+
+def test_a_library_is_built_once_and_again_when_a_header_changes(
+    sources: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    first = build_library(cache, sources)
+    assert ask(first) == 41
+    built = first.stat().st_mtime_ns
+    assert build_library(cache, sources) == first
+    assert first.stat().st_mtime_ns == built
+    (sources / "answer.hpp").write_text("constexpr int answer = 42;\n")
+    second = build_library(cache, sources)
+    assert (ask(first), ask(second)) == (41, 42)
+
+
+def test_builders_at_the_same_time_get_one_library(sources: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        built = list(threads.map(lambda _: build_library(tmp_path / "cache", sources), range(4)))
+    assert len(set(built)) == 1
+    names = {path.name for path in (tmp_path / "cache").iterdir()}
+    assert names == {"lock", built[0].name}
+
+
+def test_a_source_that_cannot_be_built_is_named(sources: Path, tmp_path: Path) -> None:
+    write_library(sources, "no_such_name")
+    with pytest.raises(NativeUnavailable, match="no_such_name"):
+        build_library(tmp_path / "cache", sources)
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+def test_no_compiler_and_what_would_help(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(NativeUnavailable, match="install one"):
+        build_library(tmp_path / "cache", sources)
+
+
+def test_a_processor_without_the_instructions_is_refused(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "processor_features", lambda: frozenset({"avx2", "fma"}))
+    with pytest.raises(NativeUnavailable, match="lacks f16c"):
+        build_library(tmp_path / "cache", sources)
+
+
+def test_a_cache_that_cannot_be_written_is_named(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(NativeUnavailable, match="file"):
+        build_library(tmp_path / "file", sources)

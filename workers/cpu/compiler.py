@@ -1,0 +1,137 @@
+"""Builds the C++ of `native/` on the machine that runs it, once, into a cache.
+
+A library is named by a hash of its sources, its flags, the compiler and the processor's features,
+so that one built elsewhere or earlier is never loaded by mistake. Does not know what is in it.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "Compiler",
+    "NativeUnavailable",
+    "build_library",
+    "default_cache_dir",
+    "find_compiler",
+    "processor_features",
+]
+
+SOURCES = Path(__file__).parent / "native"
+NEEDED_FEATURES = frozenset({"avx2", "fma", "f16c"})
+COMPILERS = ("g++", "clang++", "c++")
+FLAGS = (
+    *("-std=c++20", "-O3", "-mavx2", "-mfma", "-mf16c", "-mtune=native"),
+    *("-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
+)
+_MOST_BUILD_SECONDS = 600
+
+
+class NativeUnavailable(Exception):
+    """There is no native code on this machine; the message says why and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler. `version` is the first line of what it says of itself."""
+
+    path: str
+    version: str
+
+
+def default_cache_dir() -> Path:
+    """`BLOCKYARD_KERNEL_CACHE`, or a folder in the user's cache; CUDA kernels go there too."""
+    configured = os.environ.get("BLOCKYARD_KERNEL_CACHE")
+    return Path(configured) if configured else Path.home() / ".cache" / "blockyard" / "kernels"
+
+
+def processor_features() -> frozenset[str]:
+    """Feature flags of the processor, as Linux names them; empty where there are none to read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.split())
+
+
+def find_compiler() -> Compiler:
+    """The compiler that `CXX` names, else the first known one.
+
+    Raises:
+        NativeUnavailable: there is none.
+    """
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else COMPILERS:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        if said.returncode == 0:
+            return Compiler(path, said.stdout.partition("\n")[0].strip())
+    tried = wanted or ", ".join(COMPILERS)
+    raise NativeUnavailable(f"no C++ compiler ({tried}); install one (Debian, Ubuntu: g++)")
+
+
+def build_library(cache_dir: Path | None = None, sources: Path = SOURCES) -> Path:
+    """The library, from the cache or built now; another process that builds it is waited for.
+
+    Args:
+        cache_dir: where libraries are kept; None means the default.
+        sources: folder of `library.cpp` and what it includes.
+
+    Raises:
+        NativeUnavailable: the processor lacks something, or there is no compiler, or it fails.
+    """
+    features = processor_features()
+    if platform.machine() not in ("x86_64", "AMD64") or not features >= NEEDED_FEATURES:
+        lacking = ", ".join(sorted(NEEDED_FEATURES - features))
+        raise NativeUnavailable(f"this processor ({platform.machine()}) lacks {lacking}")
+    compiler = find_compiler()
+    folder = cache_dir if cache_dir is not None else default_cache_dir()
+    library = folder / f"cpu-{_fingerprint(sources, compiler, features)}.so"
+    if library.is_file():
+        return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.is_file():
+                _compile(compiler, sources, library)
+    except OSError as error:
+        raise NativeUnavailable(f"{folder} cannot be written to: {error}") from error
+    return library
+
+
+def _compile(compiler: Compiler, sources: Path, library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        built = Path(scratch) / library.name
+        command = [compiler.path, *FLAGS, str(sources / "library.cpp"), "-o", str(built)]
+        try:
+            ran = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=_MOST_BUILD_SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            raise NativeUnavailable(f"{compiler.path} took over {error.timeout:.0f} s") from error
+        if ran.returncode:
+            reason = next(
+                (line for line in ran.stderr.splitlines() if "error" in line),
+                f"exit code {ran.returncode}",
+            )
+            raise NativeUnavailable(f"{compiler.version} cannot build it: {reason}")
+        os.replace(built, library)
+
+
+def _fingerprint(sources: Path, compiler: Compiler, features: frozenset[str]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(sources.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for part in (*FLAGS, compiler.path, compiler.version, *sorted(features)):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:24]

@@ -1,0 +1,138 @@
+// Attention of many tokens of one request: query heads that share a KV head are rows of one matrix.
+//
+// Positions pass by 64 at a time. Their keys are transposed and their values copied into panels of
+// 16, so that both multiplications run on the tiles of `multiply.hpp`; the softmax between them is
+// kept as a running maximum and sum. Tokens before a stretch of positions take no part in it.
+#pragma once
+
+#include "attend_token.hpp"
+#include "multiply.hpp"
+
+namespace blockyard {
+
+// Rows of one piece of work: queries, sums and scores stay in the second-level cache.
+constexpr int kChunkRows = 192;
+
+struct ChunkScratch {
+  std::vector<float> queries, values, scores, keys, stored;
+  std::vector<Softmax> softmax;
+
+  void fit(int64_t rows, int64_t dim) {
+    grow(queries, rows * dim);
+    grow(values, rows * dim);
+    grow(scores, rows * kKeys);
+    grow(keys, dim * kKeys);
+    grow(stored, dim * kKeys);
+    softmax.assign(static_cast<size_t>(rows), Softmax{});
+  }
+
+ private:
+  static void grow(std::vector<float>& floats, int64_t count) {
+    if (floats.size() < static_cast<size_t>(count)) floats.resize(static_cast<size_t>(count));
+  }
+};
+
+inline void transpose8(const __m256 (&in)[8], float* out, int64_t stride) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(in[i], in[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(in[i], in[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    store8(out + i * stride, _mm256_permute2f128_ps(b[i], b[i + 4], 0x20));
+    store8(out + (i + 4) * stride, _mm256_permute2f128_ps(b[i], b[i + 4], 0x31));
+  }
+}
+
+// Keys as panels `[4][dim][16]`, values as `[dim / 16][64][16]`; beyond `count` zeros.
+template <class T>
+inline void pack_keys_values(const HeadReader<T>& reader, int64_t first, int count, int dim,
+                             float* keys, float* stored) {
+  constexpr bool kScaled = std::is_same_v<T, int8_t>;
+  for (int k = 0; k < kKeys; k += kLanes) {
+    float* panel = keys + k / kPanel * dim * kPanel + k % kPanel;
+    for (int d = 0; d < dim; d += kLanes) {
+      __m256 rows[8];
+      for (int i = 0; i < 8; ++i) {
+        rows[i] = _mm256_setzero_ps();
+        if (k + i >= count) continue;
+        rows[i] = load8(reader.at(first + k + i, 0) + d);
+        if constexpr (kScaled)
+          rows[i] = _mm256_mul_ps(rows[i], _mm256_set1_ps(reader.scale(first + k + i, 0)));
+      }
+      transpose8(rows, panel + d * kPanel, kPanel);
+    }
+  }
+  for (int k = 0; k < kKeys; ++k) {
+    const T* row = k < count ? reader.at(first + k, 1) : nullptr;
+    const __m256 scale = _mm256_set1_ps(kScaled && row ? reader.scale(first + k, 1) : 1.0f);
+    for (int d = 0; d < dim; d += kLanes) {
+      float* to = stored + (d / kPanel * kKeys + k) * kPanel + d % kPanel;
+      store8(to, row ? _mm256_mul_ps(load8(row + d), scale) : _mm256_setzero_ps());
+    }
+  }
+}
+
+// Rows of the chunk: token `t`'s query head `h` is row `t * heads + h`.
+struct Chunk {
+  int tokens, heads, dim;
+  int64_t start;   // position of the first token
+  int64_t window;  // positions a token sees, its own included
+  float cap;
+};
+
+template <class T>
+void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch& scratch) {
+  const int dim = chunk.dim, rows = chunk.tokens * chunk.heads;
+  const int64_t end = chunk.start + chunk.tokens;
+  float* scores = scratch.scores.data();
+  const auto* here = reinterpret_cast<const char*>(scores);  // nothing needs fetching
+  std::fill_n(scratch.values.data(), rows * dim, 0.0f);
+  // What every token has left behind may have been overwritten: a weight of 0 would not do.
+  const int64_t begin = std::max<int64_t>(0, chunk.start - chunk.window + 1);
+  for (int64_t first = begin; first < end; first += kKeys) {
+    const auto count = static_cast<int>(std::min<int64_t>(kKeys, end - first));
+    pack_keys_values(reader, first, count, dim, scratch.keys.data(), scratch.stored.data());
+    // Tokens that see any of these positions.
+    const int64_t since = std::max<int64_t>(0, first - chunk.start);
+    const int64_t until =
+        std::min<int64_t>(chunk.tokens, first + count - 1 + chunk.window - chunk.start);
+    if (since >= until) continue;
+    const auto from = static_cast<int>(since) * chunk.heads;
+    const auto taking = static_cast<int>(until - since) * chunk.heads;
+    for_tiles(taking, [&](auto tile_rows, int row) {
+      const float* queries = scratch.queries.data() + (from + row) * dim;
+      for (int k = 0; k < count; k += kPanel)
+        multiply_tile<tile_rows>(queries, dim, scratch.keys.data() + k * dim, dim,
+                                 scores + row * kKeys + k, kKeys, false, here, 0);
+    });
+    for (int row = 0; row < taking; ++row) {
+      float* own = scores + row * kKeys;
+      const int64_t position = chunk.start + (from + row) / chunk.heads;
+      if (chunk.cap > 0) cap_scores(own, count, chunk.cap);
+      const int64_t seen = std::min<int64_t>(count, position + 1 - first);
+      const int64_t unseen = std::max<int64_t>(0, position - chunk.window + 1 - first);
+      std::fill(own + seen, own + kKeys, kNever);
+      std::fill(own, own + std::min(unseen, seen), kNever);
+      const float kept = scratch.softmax[static_cast<size_t>(from + row)].take(own);
+      if (kept == 1.0f) continue;
+      float* values = scratch.values.data() + (from + row) * dim;
+      for (int d = 0; d < dim; d += kLanes)
+        store8(values + d, _mm256_mul_ps(load8(values + d), _mm256_set1_ps(kept)));
+    }
+    for_tiles(taking, [&](auto tile_rows, int row) {
+      float* values = scratch.values.data() + (from + row) * dim;
+      for (int d = 0; d < dim; d += kPanel)
+        multiply_tile<tile_rows>(scores + row * kKeys, kKeys, scratch.stored.data() + d * kKeys,
+                                 count, values + d, dim, true, here, 0);
+    });
+  }
+}
+
+}  // namespace blockyard

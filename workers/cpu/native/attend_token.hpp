@@ -1,0 +1,149 @@
+// Attention of one token: the query heads that share a KV head, over a range of positions.
+//
+// Keys and values are read where they are, once for all query heads. Sums of scores and of weighted
+// values stay in registers; the softmax is kept as a running maximum and sum.
+#pragma once
+
+#include "keys_values.hpp"
+
+namespace blockyard {
+
+constexpr int kKeys = 64;  // positions whose scores are held at once
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+// With every score s: s = cap * tanh(s / cap), where there is a cap.
+inline void cap_scores(float* scores, int count, float cap) {
+  for (int i = 0; i < count; ++i) scores[i] = cap * std::tanh(scores[i] / cap);
+}
+
+// The running softmax of one query head: weights so far are relative to `most` and add up to `sum`.
+struct Softmax {
+  float most = kNever;
+  float sum = 0;
+
+  // Turns 64 scores into weights; returns what earlier weights must be multiplied by.
+  float take(float* scores) {
+    __m256 highest = load8(scores);
+    for (int i = kLanes; i < kKeys; i += kLanes) highest = _mm256_max_ps(highest, load8(scores + i));
+    const float next = std::max(most, max8(highest));
+    if (next == kNever) {
+      std::fill_n(scores, kKeys, 0.0f);
+      return 1.0f;
+    }
+    const __m256 shift = _mm256_set1_ps(next);
+    __m256 total = _mm256_setzero_ps();
+    for (int i = 0; i < kKeys; i += kLanes) {
+      const __m256 weight = exp8(_mm256_sub_ps(load8(scores + i), shift));
+      store8(scores + i, weight);
+      total = _mm256_add_ps(total, weight);
+    }
+    const float kept = std::exp(most - next);
+    sum = sum * kept + sum8(total);
+    most = next;
+    return kept;
+  }
+
+  // Takes in a score that has weight and brings no value; returns the factor of earlier weights.
+  float take_sink(float sink) {
+    const float next = std::max(most, sink);
+    const float kept = std::exp(most - next);
+    sum = sum * kept + std::exp(sink - next);
+    most = next;
+    return kept;
+  }
+};
+
+template <class T, int Heads>
+inline void score_keys(const float* queries, const T* const* keys, int count, int dim,
+                       float* scores) {
+  constexpr int kAtOnce = Heads <= 3 ? 4 : 2;
+  for (int first = 0; first < count; first += kAtOnce) {
+    __m256 sums[Heads][4];
+#pragma GCC unroll 4
+    for (int h = 0; h < Heads; ++h)
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) sums[h][k] = _mm256_setzero_ps();
+    for (int d = 0; d < dim; d += kLanes) {
+#pragma GCC unroll 4
+      for (int k = 0; k < kAtOnce; ++k) {
+        const __m256 key = load8(keys[first + k] + d);
+#pragma GCC unroll 4
+        for (int h = 0; h < Heads; ++h)
+          sums[h][k] = _mm256_fmadd_ps(load8(queries + h * dim + d), key, sums[h][k]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < Heads; ++h) {
+      const __m128 four = sum8_of_four(sums[h][0], sums[h][1], sums[h][2], sums[h][3]);
+      if constexpr (kAtOnce == 4)
+        _mm_storeu_ps(scores + h * kKeys + first, four);
+      else
+        _mm_storel_pi(reinterpret_cast<__m64*>(scores + h * kKeys + first), four);
+    }
+  }
+}
+
+// values[h] = kept[h] * values[h] + weights[h] * V, `Vectors * 8` dimensions from `d` on.
+template <class T, int Heads, int Vectors>
+inline void add_values(const float* weights, const T* const* stored, int count, int dim, int d,
+                       const float* kept, float* values) {
+  __m256 sums[Heads][Vectors];
+#pragma GCC unroll 4
+  for (int h = 0; h < Heads; ++h)
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v)
+      sums[h][v] = _mm256_mul_ps(load8(values + h * dim + d + v * kLanes), _mm256_set1_ps(kept[h]));
+  for (int k = 0; k < count; ++k) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) {
+      const __m256 value = load8(stored[k] + d + v * kLanes);
+#pragma GCC unroll 4
+      for (int h = 0; h < Heads; ++h)
+        sums[h][v] = _mm256_fmadd_ps(_mm256_broadcast_ss(weights + h * kKeys + k), value, sums[h][v]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int h = 0; h < Heads; ++h)
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) store8(values + h * dim + d + v * kLanes, sums[h][v]);
+}
+
+// `queries` is `[Heads][dim]`, scaled; `values` `[Heads][dim]` gets the weighted sums, relative to
+// each head's softmax.
+template <class T, int Heads>
+void attend_token(const HeadReader<T>& reader, const float* queries, int dim, int64_t begin,
+                  int64_t end, float cap, Softmax* softmax, float* values) {
+  alignas(64) float scores[Heads * kKeys];
+  const T* keys[kKeys];
+  const T* stored[kKeys];
+  std::fill_n(values, Heads * dim, 0.0f);
+  for (int64_t first = begin; first < end; first += kKeys) {
+    const auto count = static_cast<int>(std::min<int64_t>(kKeys, end - first));
+    for (int k = 0; k < count; ++k) {
+      keys[k] = reader.at(first + k, 0);
+      stored[k] = reader.at(first + k, 1);
+    }
+    // Scored several at once: what is beyond the end repeats the last and is then left out.
+    for (int k = count; k < (count + 3) / 4 * 4; ++k) keys[k] = keys[count - 1];
+    score_keys<T, Heads>(queries, keys, (count + 3) / 4 * 4, dim, scores);
+    float kept[Heads];
+    for (int h = 0; h < Heads; ++h) {
+      float* own = scores + h * kKeys;
+      if constexpr (std::is_same_v<T, int8_t>)
+        for (int k = 0; k < count; ++k) own[k] *= reader.scale(first + k, 0);
+      if (cap > 0) cap_scores(own, count, cap);
+      std::fill_n(own + count, kKeys - count, kNever);
+      kept[h] = softmax[h].take(own);
+      if constexpr (std::is_same_v<T, int8_t>)
+        for (int k = 0; k < count; ++k) own[k] *= reader.scale(first + k, 1);
+    }
+    constexpr int kVectors = Heads <= 3 ? 4 : 2;
+    int d = 0;
+    for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes)
+      add_values<T, Heads, kVectors>(scores, stored, count, dim, d, kept, values);
+    for (; d < dim; d += kLanes)
+      add_values<T, Heads, 1>(scores, stored, count, dim, d, kept, values);
+  }
+}
+
+}  // namespace blockyard

@@ -1,0 +1,79 @@
+// What Python calls. Every pointer stays the caller's; nothing here throws across the border.
+#include "attention.hpp"
+
+using namespace blockyard;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Raised when a signature below changes, so that a library of another time is not called.
+int32_t by_version() { return 1; }
+
+int32_t by_supported() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+
+ThreadPool* by_pool_new(int32_t threads) { return new ThreadPool(threads); }
+void by_pool_free(ThreadPool* pool) { delete pool; }
+
+int64_t by_packed_bytes(int64_t columns, int64_t inputs, int32_t storage) {
+  const Weights layer{nullptr, columns, inputs, static_cast<Storage>(storage)};
+  return layer.panels() * layer.panel_bytes();
+}
+
+// Packs `weights`, `[columns][inputs]` with rows `stride` apart, to every `step`-th panel of
+// `packed`, from panel `first` on.
+void by_pack(ThreadPool* pool, const float* weights, int64_t stride, int64_t columns,
+             int64_t inputs, int32_t storage, int64_t first, int64_t step, void* packed) {
+  Weights layer{static_cast<const std::byte*>(packed), columns, inputs,
+                static_cast<Storage>(storage)};
+  pool->run(static_cast<int>(layer.panels()), [&](int panel, int) {
+    pack_panel(layer, panel, weights, stride, first + panel * step);
+  });
+}
+
+// The weights as they are after packing, `[columns][inputs]`.
+void by_unpack(ThreadPool* pool, const void* packed, int64_t columns, int64_t inputs,
+               int32_t storage, int64_t first, int64_t step, float* weights) {
+  const Weights layer{static_cast<const std::byte*>(packed), columns, inputs,
+                      static_cast<Storage>(storage)};
+  pool->run(static_cast<int>(columns), [&](int column, int) {
+    const int64_t place = (first + column / kPanel * step) * kPanel + column % kPanel;
+    widen_column(layer, place, weights + column * inputs);
+  });
+}
+
+// Rows hold zeros between `inputs` and the next multiple of 32; outputs have whole panels.
+void by_linear(ThreadPool* pool, const void* packed, int64_t columns, int64_t inputs,
+               int32_t storage, const float* bias, const float* rows, int64_t row_stride,
+               int64_t num_rows, float* outputs, int64_t output_stride) {
+  const Weights layer{static_cast<const std::byte*>(packed), columns, inputs,
+                      static_cast<Storage>(storage)};
+  linear(*pool, layer, bias, ConstRows(rows, row_stride), num_rows, Rows{outputs, output_stride},
+         false);
+}
+
+void by_write(ThreadPool* pool, const ByLayer* layer, const ByStep* step, const float* keys,
+              const float* values, int64_t stride) {
+  write_tokens(*pool, *layer, *step, keys, values, stride);
+}
+
+void by_rotate_and_write(ThreadPool* pool, const ByLayer* layer, const ByStep* step,
+                         const ByRotary* rotary, float* projected, int64_t stride, int32_t heads) {
+  rotate_and_write(*pool, *layer, *step, *rotary, projected, stride, heads);
+}
+
+AttentionPlan* by_plan_new(ThreadPool* pool, const ByStep* step, int32_t heads, int32_t kv_heads) {
+  return new AttentionPlan(*step, pool->threads(), heads, kv_heads);
+}
+
+void by_plan_free(AttentionPlan* plan) { delete plan; }
+
+void by_attend(ThreadPool* pool, AttentionPlan* plan, const ByLayer* layer, const ByForm* form,
+               const float* queries, int64_t query_stride, float* outputs, int64_t output_stride) {
+  plan->run(*pool, *layer, *form, ConstRows(queries, query_stride), Rows{outputs, output_stride});
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

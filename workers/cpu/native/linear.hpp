@@ -1,0 +1,109 @@
+// A linear layer over all rows of a step, split over threads by panels and, for many rows, by rows.
+#pragma once
+
+#include "multiply.hpp"
+#include "thread_pool.hpp"
+
+namespace blockyard {
+
+// Rows handled at once: their inputs stay in the second-level cache while panels pass by.
+constexpr int kMostRows = 96;
+
+struct alignas(64) LinearScratch {
+  float sums[2][kMostRows * kPanel];
+  float wide[kStretch * kPanel];
+};
+
+inline LinearScratch& linear_scratch() {
+  static thread_local LinearScratch scratch;
+  return scratch;
+}
+
+// Rows and how far apart they are.
+struct Rows {
+  float* data;
+  int64_t stride;
+  float* row(int64_t index) const { return data + index * stride; }
+};
+
+struct ConstRows {
+  const float* data;
+  int64_t stride;
+  ConstRows(const float* data, int64_t stride) : data(data), stride(stride) {}
+  ConstRows(const Rows& rows) : data(rows.data), stride(rows.stride) {}
+  const float* row(int64_t index) const { return data + index * stride; }
+};
+
+// Runs finish(scratch, first row, count, first panel) for every piece once its sums are there, of
+// `Width` neighbouring panels: `scratch.sums[i]` holds those of panel `first panel + i`.
+template <int Width, class Finish>
+void for_pieces(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_t rows,
+                Finish&& finish) {
+  const auto blocks = static_cast<int>((rows + kMostRows - 1) / kMostRows);
+  const auto units = static_cast<int>(layer.panels() / Width);
+  // A chunk is long enough to make claiming it cheap and its memory one stream, and there are
+  // enough of them for a late thread to cost little.
+  const int wanted = std::max(1, 12 * pool.threads() / blocks);
+  const int size = std::max(1, units / wanted);
+  const int pieces = (units + size - 1) / size;
+  const int64_t depth = layer.padded_inputs();
+  pool.run(blocks * pieces, [&](int chunk, int) {
+    LinearScratch& scratch = linear_scratch();
+    const int block = chunk / pieces;
+    const int64_t first = rows * block / blocks;
+    const auto count = static_cast<int>(rows * (block + 1) / blocks - first);
+    const int begin = chunk % pieces * size;
+    const int end = std::min(begin + size, units);
+    with_reader(layer.storage, [&](auto reader) {
+      for (int unit = begin; unit < end; ++unit) {
+        for (int i = 0; i < Width; ++i)
+          multiply_panel(reader, inputs.row(first), inputs.stride, count,
+                         layer.panel(unit * Width + i), depth, scratch.sums[i], scratch.wide);
+        finish(scratch, first, count, static_cast<int64_t>(unit) * Width);
+      }
+    });
+  });
+}
+
+// outputs = inputs * weights^T (+ bias), or added to what outputs hold. Whole panels are written.
+inline void linear(ThreadPool& pool, const Weights& layer, const float* bias, ConstRows inputs,
+                   int64_t rows, Rows outputs, bool add) {
+  for_pieces<1>(pool, layer, inputs, rows,
+                [&](LinearScratch& scratch, int64_t first, int count, int64_t panel) {
+    const int64_t column = panel * kPanel;
+    __m256 bias_a = _mm256_setzero_ps(), bias_b = _mm256_setzero_ps();
+    if (bias != nullptr) {
+      bias_a = load8(bias + column);
+      bias_b = load8(bias + column + kLanes);
+    }
+    for (int row = 0; row < count; ++row) {
+      const float* sums = scratch.sums[0] + row * kPanel;
+      float* to = outputs.row(first + row) + column;
+      __m256 a = _mm256_add_ps(load8(sums), bias_a);
+      __m256 b = _mm256_add_ps(load8(sums + kLanes), bias_b);
+      if (add) {
+        a = _mm256_add_ps(a, load8(to));
+        b = _mm256_add_ps(b, load8(to + kLanes));
+      }
+      store8(to, a);
+      store8(to + kLanes, b);
+    }
+  });
+}
+
+// outputs = silu(gate) * up, of a layer whose panels alternate: gate's first, up's first, and so on.
+inline void gated_linear(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_t rows,
+                         Rows outputs) {
+  for_pieces<2>(pool, layer, inputs, rows,
+                [&](LinearScratch& scratch, int64_t first, int count, int64_t panel) {
+    for (int row = 0; row < count; ++row) {
+      const float* gate = scratch.sums[0] + row * kPanel;
+      const float* up = scratch.sums[1] + row * kPanel;
+      float* to = outputs.row(first + row) + panel / 2 * kPanel;
+      store8(to, _mm256_mul_ps(silu8(load8(gate)), load8(up)));
+      store8(to + kLanes, _mm256_mul_ps(silu8(load8(gate + kLanes)), load8(up + kLanes)));
+    }
+  });
+}
+
+}  // namespace blockyard

@@ -1,0 +1,192 @@
+// Rows times one panel of weights: where nearly all time of a step goes.
+//
+// The sums of up to 6 rows by 16 columns stay in registers: 12 of the 16, the others hold the
+// weights and one input. With few rows the weights are widened as they are read. With more, a
+// stretch of the panel is widened once into the first-level cache, every row passes over it there,
+// and meanwhile the next stretch is fetched from memory: reading and computing overlap.
+#pragma once
+
+#include "weights.hpp"
+
+namespace blockyard {
+
+// Inputs of a panel that are handled at once: 18 KiB of float32, so that rows fit beside them.
+constexpr int kStretch = 288;
+constexpr int kTileRows = 6;
+
+// Adds rows times `inputs` weights of a float32 panel to sums of `[Rows][16]`, or sets them.
+// `ahead` is fetched, 64 bytes at a time, `ahead_step` bytes for each input.
+template <int Rows>
+inline void multiply_tile(const float* rows, int64_t row_stride, const float* panel, int inputs,
+                          float* sums, int64_t sum_stride, bool add, const char* ahead,
+                          int64_t ahead_step) {
+  __m256 a[Rows], b[Rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    a[r] = add ? load8(sums + r * sum_stride) : _mm256_setzero_ps();
+    b[r] = add ? load8(sums + r * sum_stride + kLanes) : _mm256_setzero_ps();
+  }
+  for (int input = 0; input < inputs; ++input) {
+    const __m256 w = load8(panel + input * kPanel);
+    const __m256 v = load8(panel + input * kPanel + kLanes);
+    _mm_prefetch(ahead + input * ahead_step, _MM_HINT_T0);
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; ++r) {
+      const __m256 x = _mm256_broadcast_ss(rows + r * row_stride + input);
+      a[r] = _mm256_fmadd_ps(x, w, a[r]);
+      b[r] = _mm256_fmadd_ps(x, v, b[r]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    store8(sums + r * sum_stride, a[r]);
+    store8(sums + r * sum_stride + kLanes, b[r]);
+  }
+}
+
+// Calls body(constant, first row) for tiles of at most 6 rows, as even as possible: a tile of few
+// rows does not keep both multipliers busy.
+template <class Body>
+inline void for_tiles(int rows, Body&& body) {
+  const int tiles = (rows + kTileRows - 1) / kTileRows;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int first = rows * tile / tiles;
+    const int count = rows * (tile + 1) / tiles - first;
+    switch (count) {
+      case 1: body(std::integral_constant<int, 1>{}, first); break;
+      case 2: body(std::integral_constant<int, 2>{}, first); break;
+      case 3: body(std::integral_constant<int, 3>{}, first); break;
+      case 4: body(std::integral_constant<int, 4>{}, first); break;
+      case 5: body(std::integral_constant<int, 5>{}, first); break;
+      case 6: body(std::integral_constant<int, 6>{}, first); break;
+    }
+  }
+}
+
+// Few rows, all inputs. Several sums for each row and column, or each would wait for the last.
+template <int Rows, class Reader>
+inline void multiply_direct(Reader reader, const float* rows, int64_t row_stride,
+                            const std::byte* panel, int64_t inputs, float* sums) {
+  constexpr int kSums = Rows == 1 ? 4 : Rows == 2 ? 2 : 1;
+  constexpr int64_t kAhead = 4096;
+  __m256 a[kSums][Rows], b[kSums][Rows];
+#pragma GCC unroll 4
+  for (int s = 0; s < kSums; ++s)
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; ++r) a[s][r] = b[s][r] = _mm256_setzero_ps();
+  const int64_t bytes = group_bytes(Reader::storage);
+  for (int64_t begin = 0; begin < inputs; begin += kGroup, panel += bytes, rows += kGroup) {
+    reader.group(panel);
+    for (int64_t line = 0; line < bytes; line += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(panel) + kAhead + line, _MM_HINT_T0);
+#pragma GCC unroll 4
+    for (int input = 0; input < kGroup; input += kSums) {
+#pragma GCC unroll 4
+      for (int s = 0; s < kSums; ++s) {
+        __m256 w, v;
+        reader.read(input + s, w, v);
+#pragma GCC unroll 6
+        for (int r = 0; r < Rows; ++r) {
+          const __m256 x = _mm256_broadcast_ss(rows + r * row_stride + input + s);
+          a[s][r] = _mm256_fmadd_ps(x, w, a[s][r]);
+          b[s][r] = _mm256_fmadd_ps(x, v, b[s][r]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int s = 1; s < kSums; ++s) {
+      a[0][r] = _mm256_add_ps(a[0][r], a[s][r]);
+      b[0][r] = _mm256_add_ps(b[0][r], b[s][r]);
+    }
+    store8(sums + r * kPanel, a[0][r]);
+    store8(sums + r * kPanel + kLanes, b[0][r]);
+  }
+}
+
+// The first tile of a stretch in a narrower storage: widens the weights, uses them and keeps them.
+template <int Rows, class Reader>
+inline void multiply_and_widen(Reader reader, const float* rows, int64_t row_stride,
+                               const std::byte* panel, int inputs, float* sums, bool add,
+                               float* wide) {
+  __m256 a[Rows], b[Rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    a[r] = add ? load8(sums + r * kPanel) : _mm256_setzero_ps();
+    b[r] = add ? load8(sums + r * kPanel + kLanes) : _mm256_setzero_ps();
+  }
+  for (int begin = 0; begin < inputs; begin += kGroup, rows += kGroup) {
+    reader.group(panel);
+    panel += group_bytes(Reader::storage);
+#pragma GCC unroll 2
+    for (int input = 0; input < kGroup; ++input, wide += kPanel) {
+      __m256 w, v;
+      reader.read(input, w, v);
+      store8(wide, w);
+      store8(wide + kLanes, v);
+#pragma GCC unroll 6
+      for (int r = 0; r < Rows; ++r) {
+        const __m256 x = _mm256_broadcast_ss(rows + r * row_stride + input);
+        a[r] = _mm256_fmadd_ps(x, w, a[r]);
+        b[r] = _mm256_fmadd_ps(x, v, b[r]);
+      }
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    store8(sums + r * kPanel, a[r]);
+    store8(sums + r * kPanel + kLanes, b[r]);
+  }
+}
+
+// Many rows: `sums` is `[rows][16]`, `wide` room for `kStretch * 16` floats.
+template <class Reader>
+inline void multiply_stretches(Reader reader, const float* rows, int64_t row_stride, int count,
+                               const std::byte* panel, int64_t inputs, float* sums, float* wide) {
+  constexpr bool kIsWide = Reader::storage == Storage::kFloat32;
+  const int tiles = (count + kTileRows - 1) / kTileRows;
+  for (int64_t begin = 0; begin < inputs; begin += kStretch) {
+    const int depth = static_cast<int>(std::min<int64_t>(kStretch, inputs - begin));
+    const int64_t bytes = depth / kGroup * group_bytes(Reader::storage);
+    // What follows in memory, spread over the tiles: the next stretch, or the next panel's first.
+    const auto* ahead = reinterpret_cast<const char*>(panel) + bytes;
+    const int64_t step = std::max<int64_t>(bytes / depth / tiles, 1);
+    int tile = 0;
+    for_tiles(count, [&](auto tile_rows, int first) {
+      const float* from = rows + first * row_stride + begin;
+      float* to = sums + first * kPanel;
+      if constexpr (kIsWide) {
+        multiply_tile<tile_rows>(from, row_stride, reinterpret_cast<const float*>(panel), depth, to,
+                                 kPanel, begin > 0, ahead + tile * step * depth, step);
+      } else if (tile == 0) {
+        multiply_and_widen<tile_rows>(reader, from, row_stride, panel, depth, to, begin > 0, wide);
+      } else {
+        multiply_tile<tile_rows>(from, row_stride, wide, depth, to, kPanel, begin > 0,
+                                 ahead + tile * step * depth, step);
+      }
+      ++tile;
+    });
+    panel += bytes;
+  }
+}
+
+// Sums of `count` rows and one panel, `[count][16]`. Rows are readable, and finite, up to the
+// padded number of inputs.
+template <class Reader>
+inline void multiply_panel(Reader reader, const float* rows, int64_t row_stride, int count,
+                           const std::byte* panel, int64_t inputs, float* sums, float* wide) {
+  switch (count) {
+    case 1: return multiply_direct<1>(reader, rows, row_stride, panel, inputs, sums);
+    case 2: return multiply_direct<2>(reader, rows, row_stride, panel, inputs, sums);
+    case 3: return multiply_direct<3>(reader, rows, row_stride, panel, inputs, sums);
+    case 4: return multiply_direct<4>(reader, rows, row_stride, panel, inputs, sums);
+    case 5: return multiply_direct<5>(reader, rows, row_stride, panel, inputs, sums);
+    case 6: return multiply_direct<6>(reader, rows, row_stride, panel, inputs, sums);
+    default:
+      return multiply_stretches(reader, rows, row_stride, count, panel, inputs, sums, wide);
+  }
+}
+
+}  // namespace blockyard
