@@ -105,7 +105,7 @@ $(STAMPS)/run: pyproject.toml constraints.txt | $(STAMPS)/venv
 
 # The larger extras bring what the smaller ones need, so they stamp those too.
 $(STAMPS)/test: pyproject.toml constraints.txt | $(STAMPS)/venv
-	$(PIP_INSTALL) -e '.[test]'
+	$(PIP_INSTALL) -e '.[kernels,test]'
 	@touch $(STAMPS)/run $@
 
 $(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv

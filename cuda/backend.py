@@ -34,7 +34,8 @@ class AttentionBatch:
 
     Attributes:
         counts: int32 `[requests]`, tokens computed in this step, at least 1; on the host.
-        lengths: int32 `[requests]`, tokens in the cache after this step; on the host.
+        lengths: int32 `[requests]`, tokens in the cache after this step; on the host. 0, with a
+            count of 1, marks a row that only fills up the step: its output is 0.
         block_tables: int32 `[requests, widest]` on the device; entries past a request's own blocks
             are any valid block id and must not be trusted.
         slots: int64 `[tokens]` on the device, where each token's key and value go.

@@ -92,7 +92,8 @@ class ReferenceStep:
             )
             for row in np.flatnonzero(batch.counts > 1)
         ]
-        rows = np.flatnonzero(batch.counts == 1)
+        rows = np.flatnonzero((batch.counts == 1) & (batch.lengths > 0))
+        self._padding = torch.from_numpy(first_tokens[batch.lengths == 0])
         # Longest first: a batch then closes as soon as a row would be mostly padding.
         self._decode_rows = rows[np.argsort(-batch.lengths[rows], kind="stable")]
         self._first_tokens = first_tokens
@@ -113,6 +114,8 @@ class ReferenceStep:
         for chunk in self._chunks:
             span = slice(chunk.first, chunk.first + chunk.count)
             _attend_chunk(kv, queries[span], form, chunk, output[span])
+        if len(self._padding):
+            output[self._padding.to(output.device)] = 0
         return output
 
     def _blocks(self, tokens: int) -> int:
@@ -228,7 +231,8 @@ def attend_visible(
         return scaled_dot_product_attention(
             queries, keys, values, attn_mask=visible, scale=form.scale
         )
-    scores = queries.float() @ keys.float().transpose(2, 3) * form.scale
+    wide = torch.promote_types(queries.dtype, torch.float32)
+    scores = queries.to(wide) @ keys.to(wide).transpose(2, 3) * form.scale
     if form.soft_cap is not None:
         scores = torch.tanh(scores / form.soft_cap) * form.soft_cap
     scores = scores.masked_fill(~visible, -torch.inf)
@@ -236,4 +240,4 @@ def attend_visible(
         beside = sinks[..., None].expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, beside.to(scores.dtype)), dim=3)
     weights = torch.softmax(scores, dim=3)[..., : keys.shape[2]]
-    return (weights @ values.float()).to(queries.dtype)
+    return (weights @ values.to(wide)).to(queries.dtype)

@@ -1,0 +1,68 @@
+"""The kernels that are compiled and measured before anything is released: one table.
+
+For every model that is served, each kernel in the dtypes, head sizes and groups it takes, and the
+registers that a thread may use. Other combinations are built when they are asked for.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from blockyard.cuda.decode import decode_build
+from blockyard.cuda.sources import Build
+
+__all__ = ["ARCHS", "Configuration", "configurations"]
+
+ARCHS = ("90", "90a", "100")
+"""Hopper, Hopper with its own instructions, Blackwell of data centres."""
+
+_SHARING = {
+    # Query heads that share a KV head, by head size, in the models of docs/models.md.
+    64: (1, 2, 3, 4, 7, 8),
+    80: (1,),
+    96: (1, 4),
+    128: (1, 2, 3, 4, 5, 6, 7, 8, 12, 16),
+    256: (1, 2, 4, 8),
+}
+_CAPPED = ((256, 2), (128, 2), (256, 1))
+"""Head size and sharing of models with a soft cap on attention scores."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A build, and the most registers a thread of each of its kernels may use.
+
+    `archs` are those that its instructions exist on.
+    """
+
+    build: Build
+    registers: dict[str, int]
+    archs: tuple[str, ...] = ARCHS
+
+
+def configurations() -> tuple[Configuration, ...]:
+    """The whole table."""
+    return (*_decode(),)
+
+
+def _decode() -> list[Configuration]:
+    bf16, fp16, fp8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+    shapes = [(dim, sharing) for dim, group in _SHARING.items() for sharing in group]
+    builds = [
+        decode_build(bf16, kv_dtype, dim, sharing, 16, soft_cap=False)
+        for kv_dtype, (dim, sharing) in product((bf16, fp8), shapes)
+    ]
+    builds += [
+        decode_build(fp16, kv_dtype, dim, sharing, 16, soft_cap=False)
+        for kv_dtype, (dim, sharing) in product((fp16, fp8), ((64, 3), (128, 4), (256, 8)))
+    ]
+    builds += [
+        decode_build(bf16, kv_dtype, dim, sharing, 16, soft_cap=True)
+        for kv_dtype, (dim, sharing) in product((bf16, fp8), _CAPPED)
+    ]
+    # Other block sizes change only how an address is found.
+    builds += [decode_build(bf16, bf16, 128, 4, size, soft_cap=False) for size in (8, 32, 64)]
+    return [
+        Configuration(build, {"decode_attention": 255, "merge_partials": 64}) for build in builds
+    ]

@@ -1,0 +1,204 @@
+"""Decode attention by kernel: one query token a request.
+
+Plans once for the layers of a step that see the same positions, then launches two kernels a layer.
+The torch twin is `ReferenceStep.attend`. Units: tokens, bytes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from blockyard.cuda.backend import AttentionForm, LayerKV
+from blockyard.cuda.launch import KernelLibrary, address
+from blockyard.cuda.sources import Build
+from blockyard.cuda.work_list import WorkList, plan_decode
+
+__all__ = ["DecodeAttention", "DecodeRows", "decode_build", "decode_shared_bytes"]
+
+_WARPS, _SLICE = 4, 16
+_THREADS = 32 * _WARPS
+_SHARED_BYTES = 100 << 10
+"""What a thread block may take so that two of them fit on a multiprocessor."""
+
+_MOST_STAGES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The requests of a step that compute one token.
+
+    Attributes:
+        lengths: `[requests]`, tokens in the cache; on the host.
+        tokens: `[requests]`, index of each one's token in the step; on the host.
+        block_tables: int32 `[requests, widest]` on the device.
+        block_size: token slots in a block.
+    """
+
+    lengths: npt.NDArray[np.int32]
+    tokens: npt.NDArray[np.int32]
+    block_tables: torch.Tensor
+    block_size: int
+
+
+def decode_build(
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    head_dim: int,
+    sharing: int,
+    block_size: int,
+    soft_cap: bool,
+) -> Build:
+    """The build of the decode kernel for one shape; `sharing` query heads read one KV head."""
+    stages = _stages(head_dim, kv_dtype)
+    build = Build.of(
+        "decode.cu",
+        HEAD_DIM=head_dim,
+        BF16=dtype is torch.bfloat16,
+        KV_FP8=kv_dtype is torch.float8_e4m3fn,
+        BLOCK_SIZE=block_size,
+        GROUP=sharing,
+        SOFT_CAP=soft_cap,
+        STAGES=stages,
+        MIN_BLOCKS=2 if stages * _stage_bytes(head_dim, kv_dtype) <= _SHARED_BYTES else 1,
+    )
+    return build
+
+
+def decode_shared_bytes(build: Build) -> int:
+    """Dynamic shared memory of the decode kernel: its rings, or what its warps hand over."""
+    defines = dict(build.defines)
+    dim, sharing = defines["HEAD_DIM"], defines["GROUP"]
+    kv_dtype = torch.float8_e4m3fn if defines["KV_FP8"] else torch.float16
+    rings = defines["STAGES"] * _stage_bytes(dim, kv_dtype)
+    return max(rings, 4 * _WARPS * sharing * (dim + 2))
+
+
+def _stage_bytes(head_dim: int, kv_dtype: torch.dtype) -> int:
+    """One stage of all warps: a slice of keys and one of values each."""
+    chunks = head_dim * kv_dtype.itemsize // 16
+    padded = chunks if chunks % 8 == 0 or chunks == 4 else chunks | 1
+    return _WARPS * 2 * _SLICE * padded * 16
+
+
+def _stages(head_dim: int, kv_dtype: torch.dtype) -> int:
+    stages = _SHARED_BYTES // _stage_bytes(head_dim, kv_dtype)
+    # Rows too wide for two thread blocks get one with a deep ring.
+    return min(stages, _MOST_STAGES) if stages >= 3 else 3
+
+
+class DecodeAttention:
+    """Decode attention of one step.
+
+    Args:
+        library: where kernels come from.
+        rows: whose tokens.
+        slots: thread blocks that run at once.
+        device: of all tensors.
+    """
+
+    def __init__(
+        self, library: KernelLibrary, rows: DecodeRows, slots: int, device: torch.device
+    ) -> None:
+        self._library = library
+        self._rows = rows
+        self._slots = slots
+        self._device = device
+        self._plans: dict[tuple[int, int | None], _UploadedPlan] = {}
+
+    def attend(
+        self, kv: LayerKV, queries: torch.Tensor, form: AttentionForm, output: torch.Tensor
+    ) -> None:
+        """Write the attention of the step's decode rows to their rows of `output`.
+
+        `queries` and `output` are `[tokens, heads, head_dim]`, contiguous but for the tokens.
+        """
+        heads, head_dim = queries.shape[1:]
+        kv_heads = kv.blocks.shape[2]
+        sharing = heads // kv_heads
+        build = decode_build(
+            queries.dtype,
+            kv.blocks.dtype,
+            head_dim,
+            sharing,
+            self._rows.block_size,
+            form.soft_cap is not None,
+        )
+        plan = self._plan(kv_heads, form.window, sharing, head_dim)
+        decode = self._library.kernel(build, "decode_attention")
+        arguments = np.zeros(1, decode.arguments)
+        arguments["queries"] = address(queries)
+        arguments["keys"] = address(kv.blocks)
+        arguments["values"] = address(kv.blocks) + kv.blocks.stride(1) * kv.blocks.element_size()
+        arguments["block_tables"] = address(self._rows.block_tables)
+        arguments["work"] = plan.work
+        arguments["partials"] = plan.partials
+        arguments["num_work"] = plan.num_work
+        arguments["tokens"] = plan.tokens
+        if kv.scales is not None:
+            arguments["key_scales"] = address(kv.scales)
+            arguments["value_scales"] = address(kv.scales[1])
+        arguments["sinks"] = address(form.sinks)
+        arguments["output"] = address(output)
+        arguments["partial_output"] = address(plan.partial_output)
+        arguments["partial_lse"] = address(plan.partial_lse)
+        arguments["block_stride"] = kv.blocks.stride(0) * kv.blocks.element_size()
+        arguments["head_stride"] = kv.blocks.stride(2) * kv.blocks.element_size()
+        arguments["query_stride"] = queries.stride(0)
+        arguments["output_stride"] = output.stride(0)
+        arguments["table_stride"] = self._rows.block_tables.stride(0)
+        arguments["scale"] = form.scale
+        arguments["soft_cap"] = form.soft_cap or 0.0
+        decode(plan.num_items, _THREADS, arguments, decode_shared_bytes(build))
+        if plan.num_partials:
+            merge = self._library.kernel(build, "merge_partials")
+            arguments = np.zeros(1, merge.arguments)
+            arguments["partial_output"] = address(plan.partial_output)
+            arguments["partial_lse"] = address(plan.partial_lse)
+            arguments["first"] = plan.first
+            arguments["count"] = plan.count
+            arguments["tokens"] = plan.tokens
+            arguments["sinks"] = address(form.sinks)
+            arguments["output"] = address(output)
+            arguments["output_stride"] = output.stride(0)
+            arguments["heads"] = heads
+            merge(len(self._rows.lengths) * heads, head_dim, arguments)
+
+    def _plan(
+        self, kv_heads: int, window: int | None, sharing: int, head_dim: int
+    ) -> "_UploadedPlan":
+        found = self._plans.get((kv_heads, window))
+        if found is None:
+            starts = None if window is None else np.maximum(self._rows.lengths - window, 0)
+            work = plan_decode(self._rows.lengths, kv_heads, self._slots, starts)
+            found = _UploadedPlan(work, self._rows.tokens, sharing, head_dim, self._device)
+            self._plans[kv_heads, window] = found
+        return found
+
+
+class _UploadedPlan:
+    """A work list on the device, in one upload; attributes are addresses unless they are counts."""
+
+    def __init__(
+        self,
+        plan: WorkList,
+        tokens: npt.NDArray[np.int32],
+        sharing: int,
+        head_dim: int,
+        device: torch.device,
+    ) -> None:
+        self.num_items = len(plan.work)
+        self.num_partials = plan.num_partials
+        number = np.array([self.num_items], dtype=np.int32)
+        # Work comes first: its items of 16 bytes must lie at multiples of 16.
+        parts = (plan.work.reshape(-1), plan.partials, plan.first, plan.count, tokens, number)
+        self._buffer = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
+        ends = np.cumsum([0, *map(len, parts)]) * 4 + self._buffer.data_ptr()
+        addresses = [int(end) for end in ends]
+        self.work, self.partials, self.first, self.count, self.tokens, self.num_work = addresses[:6]
+        places = max(self.num_partials, 1)
+        self.partial_output = torch.empty(
+            places, sharing, head_dim, dtype=torch.float32, device=device
+        )
+        self.partial_lse = torch.empty(places, sharing, dtype=torch.float32, device=device)
