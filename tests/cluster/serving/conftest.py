@@ -251,9 +251,3 @@ def oracle() -> Callable[[pb.GenerateRequest], list[int]]:
 async def client(server: Server) -> AsyncIterator[GenerationClient]:
     async with server.client() as connected:
         yield connected
-
-
-@pytest.fixture
-def serve_port() -> int:
-    """A port that nothing listens on."""
-    return free_ports(1)[0]

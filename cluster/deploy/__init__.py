@@ -1,0 +1,1 @@
+"""What runs beside Blockyard where it is deployed."""

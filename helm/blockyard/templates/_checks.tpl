@@ -1,0 +1,65 @@
+{{/* Bytes of a Kubernetes quantity such as 8Gi, 500M or 1024. */}}
+{{- define "blockyard.bytes" -}}
+{{- $text := toString . -}}
+{{- $number := regexFind "^[0-9.]+" $text -}}
+{{- $unit := trimPrefix $number $text -}}
+{{- $factors := dict "" 1.0 "k" 1000.0 "M" 1000000.0 "G" 1000000000.0 "T" 1000000000000.0 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- if or (not $number) (not (hasKey $factors $unit)) -}}
+{{- fail (printf "%q is no amount of memory; write it like 8Gi or 500M" $text) -}}
+{{- end -}}
+{{- mulf (float64 $number) (get $factors $unit) | int64 -}}
+{{- end }}
+
+{{/* What the schema cannot compare. */}}
+{{- define "blockyard.check" -}}
+{{- $names := list -}}
+{{- $served := list -}}
+{{- range .Values.models -}}
+{{- $names = append $names .name -}}
+{{- $served = append $served (include "blockyard.servedName" .) -}}
+{{- if and (hasPrefix "/" (default .name .id)) (not (hasPrefix (printf "%s/" $.Values.modelStorage.mountPath) .id)) -}}
+{{- fail (printf "models: %s is at %s, which is not under modelStorage.mountPath (%s)" .name .id $.Values.modelStorage.mountPath) -}}
+{{- end -}}
+{{- if and (hasPrefix "/" (default .name .id)) (eq $.Values.modelStorage.type "emptyDir") -}}
+{{- fail (printf "models: %s is a directory; set modelStorage.type to the claim that holds it" .name) -}}
+{{- end -}}
+{{- if and .revision (not (contains "/" (default .name .id))) -}}
+{{- fail (printf "models: %s has a revision, but only a hub repository (org/name) has revisions" .name) -}}
+{{- end -}}
+{{- if and (eq .device "cuda") .threads -}}
+{{- fail (printf "models: %s has threads, but it runs on a GPU" .name) -}}
+{{- end -}}
+{{- if and (ne .device "cuda") .gpu -}}
+{{- fail (printf "models: %s has gpu, but its device is cpu" .name) -}}
+{{- end -}}
+{{- include "blockyard.checkMemory" (dict "place" (printf "engine (%s)" .name) "settings" (fromYaml (include "blockyard.engine" (dict "root" $ "model" .))) "root" $) -}}
+{{- end -}}
+{{- range list $names $served -}}
+{{- if ne (len .) (len (uniq .)) -}}
+{{- fail (printf "models: names must differ, these do not: %s" (join ", " .)) -}}
+{{- end -}}
+{{- end -}}
+{{- range list "head" "central" "ingress" -}}
+{{- include "blockyard.checkMemory" (dict "place" . "settings" (get $.Values .) "root" $) -}}
+{{- end -}}
+{{- if and (ne .Values.modelStorage.type "emptyDir") (ne .Values.modelStorage.type "existingClaim") .Values.modelStorage.readOnly -}}
+{{- fail "modelStorage.readOnly is for existingClaim: a new claim is empty" -}}
+{{- end -}}
+{{- if and (gt (int .Values.podDisruptionBudget.ingress) 1) (ge (int .Values.podDisruptionBudget.ingress) (int .Values.ingress.replicas)) -}}
+{{- fail (printf "podDisruptionBudget.ingress is %v of %v pods; no node could ever be drained" .Values.podDisruptionBudget.ingress .Values.ingress.replicas) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "blockyard.checkMemory" -}}
+{{- $shm := include "blockyard.bytes" .settings.shmSize | int64 -}}
+{{- $store := int64 .root.Values.ray.objectStoreBytes -}}
+{{- if lt $shm $store -}}
+{{- fail (printf "%s: shmSize %v is under ray.objectStoreBytes (%d), which lives in it" .place .settings.shmSize $store) -}}
+{{- end -}}
+{{- $limit := dig "resources" "limits" "memory" "" .settings -}}
+{{- if $limit -}}
+{{- if ge $shm (include "blockyard.bytes" $limit | int64) -}}
+{{- fail (printf "%s: shmSize %v must be under the memory limit %v, which it counts against" .place .settings.shmSize $limit) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,53 @@
+{{/* What Ray Serve deploys, as YAML: blockyard.cluster.service takes `args`. */}}
+{{- define "blockyard.serveConfig" -}}
+{{- $server := .Values.server -}}
+{{- $models := list -}}
+{{- range .Values.models -}}
+{{- $own := dict
+  "model" (include "blockyard.modelId" .)
+  "name" (include "blockyard.servedName" .)
+  "deployment" (printf "groups-%s" .name)
+  "group_resource" (printf "engine-%s" .name)
+  "device" .device
+  "num_groups" (int .groups)
+  "num_ranks" (int (default 1 .tensorParallel)) -}}
+{{- $settings := merge (dict) . $.Values.modelDefaults -}}
+{{- range $ours, $theirs := dict "dtype" "dtype" "blockSize" "block_size" "blocks" "num_blocks" "hostBlocks" "num_host_blocks" "threads" "threads" "maxRunning" "max_running" "maxStepTokens" "max_step_tokens" "maxWaiting" "max_waiting" "preemption" "preemption" "stallSeconds" "stall_seconds" -}}
+{{- if hasKey $settings $ours -}}
+{{- $value := get $settings $ours -}}
+{{- $_ := set $own $theirs (kindIs "string" $value | ternary $value (int64 (kindIs "string" $value | ternary 0 $value))) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey $settings "kvMemory" -}}
+{{- $_ := set $own "kv_memory_bytes" (include "blockyard.bytes" $settings.kvMemory | int64) -}}
+{{- end -}}
+{{- $models = append $models $own -}}
+{{- end -}}
+{{- $args := dict
+  "models" $models
+  "grpc_host" "0.0.0.0"
+  "grpc_port" (int $server.grpcPort)
+  "metrics_host" "0.0.0.0"
+  "metrics_port" (int $server.metricsPort)
+  "drain_seconds" (int $server.drainSeconds)
+  "num_ingresses" (int .Values.ingress.replicas)
+  "ingress_resource" "ingress"
+  "central_resource" "central" -}}
+{{- /* Serve builds the application where this selector points: ingress pods have every model's files. */ -}}
+{{- $ingress := dict "num_cpus" 0.1 "resources" (dict "ingress" 1) "label_selector" (dict "blockyard" "ingress") -}}
+{{- $application := dict
+  "name" "blockyard"
+  "import_path" "blockyard.cluster.service:build"
+  "route_prefix" (ternary "/" nil .Values.serveProxy.enabled)
+  "args" $args
+  "deployments" (list (dict "name" "ingress" "ray_actor_options" $ingress)) -}}
+{{- $config := dict
+  "proxy_location" (ternary "EveryNode" "Disabled" .Values.serveProxy.enabled)
+  "logging_config" (dict "encoding" "JSON" "log_level" "INFO" "enable_access_log" false)
+  "applications" (list $application) -}}
+{{- if .Values.serveProxy.enabled -}}
+{{- $servicers := list "blockyard.cluster.grpc_handlers.add_generation_to_server" "blockyard.cluster.grpc_handlers.add_cluster_to_server" "blockyard.cluster.grpc_handlers.add_health_to_server" -}}
+{{- $_ := set $config "grpc_options" (dict "port" (int .Values.serveProxy.port) "grpc_servicer_functions" $servicers) -}}
+{{- end -}}
+{{- toYaml $config -}}
+{{- end }}

@@ -1,0 +1,192 @@
+"""What every kind of pod must have: places, limits, probes, a gentle end, and few rights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+PODS = ("head", "central", "ingress", "engine-large", "engine-small")
+EVERYWHERE = [{"key": "dedicated", "operator": "Equal", "value": "llm", "effect": "NoSchedule"}]
+
+
+def main_container(pod: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = pod["containers"][0]
+    return container
+
+
+def test_the_groups_of_pods(render: Callable[..., Any], full: dict[str, Any]) -> None:
+    rendered = render(full)
+    assert set(rendered.pods) == {*PODS, "test"}
+    groups = rendered.ray_service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    replicas = {group["groupName"]: group["replicas"] for group in groups}
+    assert replicas == {"central": 1, "ingress": 2, "engine-large": 3, "engine-small": 1}
+    for group in groups:
+        # Nothing scales them yet, so that other limits would promise what does not happen.
+        assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
+
+
+def test_few_rights(render: Callable[..., Any], full: dict[str, Any]) -> None:
+    for pod in render(full).pods.values():
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"]
+            assert container["image"].endswith("@sha256:" + "a" * 64)
+
+
+@pytest.mark.parametrize("component", ["head", "central", "ingress", "engine", "test"])
+def test_tolerations_and_selectors_reach_their_pods(
+    render: Callable[..., Any], component: str
+) -> None:
+    placed = {"tolerations": EVERYWHERE, "nodeSelector": {"pool": "llm"}}
+    for name, pod in render({component: placed}).pods.items():
+        wanted = name == component or name.startswith(f"{component}-")
+        assert (pod.get("tolerations") == EVERYWHERE) is wanted, name
+        assert (pod.get("nodeSelector") == {"pool": "llm"}) is wanted, name
+
+
+def test_a_gpu_goes_to_the_engine_alone(render: Callable[..., Any], full: dict[str, Any]) -> None:
+    rendered = render(full)
+    engine = rendered.pods["engine-large"]
+    assert main_container(engine)["resources"] == {
+        "requests": {"cpu": "2", "memory": "8Gi"},
+        "limits": {"memory": "128Gi", "nvidia.com/gpu": "1"},
+    }
+    assert engine["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}
+    assert engine["runtimeClassName"] == "nvidia"
+    groups = rendered.ray_service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    started = {group["groupName"]: group["rayStartParams"] for group in groups}
+    assert started["engine-large"]["num-gpus"] == "1"
+    for name in set(PODS) - {"engine-large"}:
+        assert "nvidia.com/gpu" not in main_container(rendered.pods[name])["resources"]["limits"]
+    # Each rank takes a CPU of Ray's, the engine a little.
+    assert started["engine-large"]["num-cpus"] == "2"
+
+
+def test_the_head_does_no_model_work(render: Callable[..., Any]) -> None:
+    cluster = render().ray_service["spec"]["rayClusterConfig"]
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-gpus"] == "0"
+    pods = render().pods
+    assert "initContainers" not in pods["head"]
+    assert "initContainers" not in pods["central"]
+
+
+def test_models_are_fetched_where_they_are_read(
+    render: Callable[..., Any], full: dict[str, Any]
+) -> None:
+    pods = render(full).pods
+    fetched = {
+        name: [container["command"][3] for container in pod.get("initContainers", [])]
+        for name, pod in pods.items()
+    }
+    assert fetched == {
+        "head": [],
+        "central": [],
+        "ingress": ["org/large@v1.0", "smollm2-135m"],
+        "engine-large": ["org/large@v1.0"],
+        "engine-small": ["smollm2-135m"],
+        "test": [],
+    }
+    for container in pods["ingress"]["initContainers"]:
+        environment = {entry["name"]: entry for entry in container["env"]}
+        assert environment["BLOCKYARD_CACHE"]["value"] == "/models"
+        assert environment["HTTPS_PROXY"]["value"] == "http://proxy:3128"
+        token = environment["HF_TOKEN"]["valueFrom"]["secretKeyRef"]
+        assert token == {"name": "hub", "key": "token"}
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for pod in pods.values()
+        for volume in pod.get("volumes", [])
+        if volume["name"] == "models"
+    ]
+    assert claims == ["demo-blockyard-models"] * 3
+
+
+def test_nothing_is_fetched_into_a_claim_that_is_read_only(render: Callable[..., Any]) -> None:
+    storage = {"type": "existingClaim", "existingClaim": "mine", "readOnly": True}
+    for pod in render({"modelStorage": storage}).pods.values():
+        assert "initContainers" not in pod
+
+
+def test_shared_memory_is_a_volume_of_its_own(
+    render: Callable[..., Any], full: dict[str, Any]
+) -> None:
+    pods = render(full).pods
+    sizes = {}
+    for name in PODS:
+        [sizes[name]] = [
+            volume["emptyDir"] for volume in pods[name]["volumes"] if volume["name"] == "shm"
+        ]
+        assert {"name": "shm", "mountPath": "/dev/shm"} in main_container(pods[name])[
+            "volumeMounts"
+        ]
+    assert sizes["engine-large"] == {"medium": "Memory", "sizeLimit": "16Gi"}
+    assert sizes["head"] == {"medium": "Memory", "sizeLimit": "256Mi"}
+
+
+def test_three_probes(render: Callable[..., Any]) -> None:
+    pods = render({"startup": {"budgetSeconds": 3601, "raySeconds": 60}}).pods
+    for name in ("head", "central", "ingress", "engine-smollm2-135m"):
+        container = main_container(pods[name])
+        startup = container["startupProbe"]
+        budget = startup["periodSeconds"] * startup["failureThreshold"]
+        assert (3601 <= budget < 3611) if name == "ingress" else (budget == 60)
+        # Being busy or without a model must not get a pod killed.
+        assert "httpGet" in container["livenessProbe"]
+    serving = {"grpc": {"port": 50051}}
+    ready = main_container(pods["ingress"])
+    assert serving.items() <= ready["readinessProbe"].items()
+    assert serving.items() <= ready["startupProbe"].items()
+    head = main_container(pods["head"])["readinessProbe"]["httpGet"]
+    assert head == {"path": "/api/gcs_healthz", "port": 8265}
+
+
+def test_a_pod_may_take_longer_to_end_than_its_requests(render: Callable[..., Any]) -> None:
+    pods = render({"server": {"drainSeconds": 300, "preStopSeconds": 20}}).pods
+    for name in ("central", "ingress", "engine-smollm2-135m"):
+        command = main_container(pods[name])["lifecycle"]["preStop"]["exec"]["command"]
+        options = dict(zip(command[3::2], command[4::2], strict=True))
+        assert command[:3] == ["python", "-m", "blockyard.cluster.deploy.leave_node"]
+        assert options == {"--wait-seconds": "20", "--drain-seconds": "310"}
+        assert pods[name]["terminationGracePeriodSeconds"] > 20 + 310
+    # The head must outlast the drains, which it directs.
+    assert main_container(pods["head"])["lifecycle"]["preStop"]["exec"]["command"] == [
+        "sleep",
+        "330",
+    ]
+    assert pods["head"]["terminationGracePeriodSeconds"] > 330
+
+
+def test_pods_keep_their_labels_when_only_the_chart_changes(render: Callable[..., Any]) -> None:
+    """The operator replaces a whole cluster when a pod's template changes."""
+    cluster = render().ray_service["spec"]["rayClusterConfig"]
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        labels = group["template"]["metadata"]["labels"]
+        assert set(labels) <= {"blockyard/release", "blockyard/component", "blockyard/model"}
+
+
+def test_authentication(render: Callable[..., Any]) -> None:
+    for wanted in (True, False):
+        rendered = render({"ray": {"tokenAuthentication": wanted}})
+        cluster = rendered.ray_service["spec"]["rayClusterConfig"]
+        assert cluster["authOptions"] == {"mode": "token" if wanted else "disabled"}
+        off = {"name": "RAY_AUTH_MODE", "value": "disabled"}
+        assert (off in main_container(rendered.pods["ingress"])["env"]) is not wanted
+
+
+def test_the_test_pod_asks_every_model(render: Callable[..., Any], full: dict[str, Any]) -> None:
+    rendered = render(full)
+    [test] = rendered.of_kind("Pod")
+    assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    asked = [container["args"][0] for container in rendered.pods["test"]["containers"]]
+    assert asked == ["--model=Large", "--model=small"]
+    for container in rendered.pods["test"]["containers"]:
+        assert "--address=demo-blockyard:443" in container["args"]

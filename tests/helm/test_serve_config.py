@@ -1,0 +1,136 @@
+"""What Ray Serve is told: by Serve's own schema, and as the product itself reads it."""
+
+import importlib
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from blockyard.scheduler.config import PreemptionPolicy
+
+ROOT = Path(__file__).resolve().parents[2]
+WITNESS = {"name": "witness", "groups": 2, "device": "cpu"}
+
+
+def imported(module: str) -> Any:
+    with warnings.catch_warnings():
+        # Ray Serve declares its schemas in a way that pydantic has deprecated.
+        warnings.simplefilter("ignore")
+        return importlib.import_module(module)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKYARD_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_serve_takes_it(render: Callable[..., Any], full: dict[str, Any], everything: bool) -> None:
+    config = render(full if everything else {}).serve_config
+    schema = imported("ray.serve.schema").ServeDeploySchema
+    parsed = schema.model_validate(config)
+    # Serve lets pass what it does not know, so that a misspelt field would do nothing.
+    assert set(config) <= set(schema.model_fields)
+    [application], [told] = parsed.applications, config["applications"]
+    assert set(told) <= set(type(application).model_fields)
+    assert application.import_path == "blockyard.cluster.service:build"
+
+
+def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
+    own = {
+        "servedName": "clients-say",
+        "dtype": "float32",
+        "blockSize": 32,
+        "blocks": 100,
+        "hostBlocks": 7,
+        "kvMemory": "1.5Gi",
+        "threads": 3,
+        "maxRunning": 11,
+        "maxStepTokens": 64,
+        "maxWaiting": 12,
+        "preemption": "recompute",
+        "stallSeconds": 33,
+    }
+    values = {
+        "models": [WITNESS | own, WITNESS | {"name": "other", "id": "witness"}],
+        "modelDefaults": {"blockSize": 8},
+        "server": {"grpcPort": 6000, "metricsPort": 6001, "drainSeconds": 44},
+        "ingress": {"replicas": 3},
+    }
+    args = render(values).serve_config["applications"][0]["args"]
+    first, second = imported("blockyard.cluster.service").served_models(args)
+    config = first.config
+    assert (config.model.name, first.deployment) == ("clients-say", "groups-witness")
+    assert (config.dtype, config.block_size, config.num_blocks) == ("float32", 32, 100)
+    assert (config.num_host_blocks, config.kv_memory_bytes) == (7, 3 * 2**29)
+    assert (config.threads, config.max_running, config.max_step_tokens) == (3, 11, 64)
+    assert (config.max_waiting, config.preemption) == (12, PreemptionPolicy.RECOMPUTE)
+    assert (config.stall_seconds, config.num_groups, config.num_ranks) == (33, 2, 1)
+    assert (config.grpc_host, config.grpc_port) == ("0.0.0.0", 6000)
+    assert (config.metrics_host, config.metrics_port) == ("0.0.0.0", 6001)
+    assert (config.drain_seconds, config.num_ingresses) == (44, 3)
+    assert second.config.block_size == 8
+    assert second.config.num_blocks is None
+
+
+def test_what_is_placed_by_resources_finds_them(
+    render: Callable[..., Any], full: dict[str, Any]
+) -> None:
+    rendered = render(full)
+    groups = rendered.ray_service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    offered: dict[str, int] = {}
+    for group in groups:
+        params = group["rayStartParams"]["resources"]
+        # The operator passes it on to a shell.
+        assert params.startswith("'{") and params.endswith("}'")
+        for name, count in yaml.safe_load(params[1:-1]).items():
+            offered[name] = count * group["replicas"]
+    args = rendered.serve_config["applications"][0]["args"]
+    needed = {args["central_resource"]: 1, args["ingress_resource"]: args["num_ingresses"]}
+    needed |= {model["group_resource"]: model["num_groups"] for model in args["models"]}
+    assert offered == needed
+
+
+def test_ingress_options_are_the_products_and_name_where_the_application_is_built(
+    render: Callable[..., Any],
+) -> None:
+    rendered = render({"models": [WITNESS]})
+    [application] = rendered.serve_config["applications"]
+    [overridden] = application["deployments"]
+    app = imported("blockyard.cluster.service").build(application["args"])._bound_deployment
+    assert overridden["name"] == app.name
+    selector = overridden["ray_actor_options"].pop("label_selector")
+    assert overridden["ray_actor_options"] == app.ray_actor_options
+    groups = rendered.ray_service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    labelled = [group["groupName"] for group in groups if group.get("labels") == selector]
+    assert labelled == ["ingress"]
+
+
+@pytest.mark.parametrize("haproxy", [True, False])
+def test_the_proxy_offers_what_the_product_offers(
+    render: Callable[..., Any], haproxy: bool
+) -> None:
+    rendered = render({"serveProxy": {"enabled": True, "port": 9001, "haproxy": haproxy}})
+    config = rendered.serve_config
+    assert config["proxy_location"] == "EveryNode"
+    assert config["grpc_options"]["port"] == 9001
+    servicers = imported("blockyard.cluster.runtime").SERVICERS
+    assert config["grpc_options"]["grpc_servicer_functions"] == list(servicers)
+    # The proxy knows of applications that have a route, and of no others.
+    assert config["applications"][0]["route_prefix"] == "/"
+    on = {"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "1"}
+    for name in ("head", "central", "ingress", "engine-smollm2-135m"):
+        assert (on in rendered.pods[name]["containers"][0]["env"]) is haproxy
+
+
+def test_versions_are_the_projects(chart: Path, render: Callable[..., Any]) -> None:
+    pins = (ROOT / "constraints.txt").read_text()
+    cluster = render().ray_service["spec"]["rayClusterConfig"]
+    assert f"\nray=={cluster['rayVersion']}\n" in pins
+    told = yaml.safe_load((chart / "Chart.yaml").read_text())
+    [version] = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert told["version"] == told["appVersion"] == version
