@@ -13,7 +13,11 @@ __all__ = ["Outbox", "merge_updates"]
 
 def merge_updates(earlier: RequestUpdate, later: RequestUpdate) -> RequestUpdate:
     """Two updates of one choice of a request, in order, as one."""
-    return later._replace(token_ids=earlier.token_ids + later.token_ids)
+    return later._replace(
+        token_ids=earlier.token_ids + later.token_ids,
+        logprobs=earlier.logprobs + later.logprobs,
+        prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
+    )
 
 
 class Outbox:

@@ -33,7 +33,9 @@ class PlanDraft:
     def admit(self, request: Request, handle: int) -> None:
         """Make the request known to the workers under a new handle, with the blocks it holds."""
         request.handle = handle
-        self._admitted.append(Admission(handle, request.sampling, request.num_prompt))
+        sampling = request.sampling
+        known = tuple(request.tokens) if sampling.reads_history else ()
+        self._admitted.append(Admission(handle, sampling, request.num_prompt, known))
         if request.table.block_ids:
             self._grants.append(BlockGrant(handle, tuple(request.table.block_ids)))
 

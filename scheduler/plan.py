@@ -15,14 +15,16 @@ Units: tokens and block ids; positions count from 0 within a request.
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
-from blockyard.scheduler.sampling import SamplingParams
+from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
 
 __all__ = [
     "Admission",
     "BlockCopy",
     "BlockGrant",
     "Fork",
+    "PromptLogprobs",
     "Replacement",
     "RowError",
     "StepPlan",
@@ -36,11 +38,14 @@ class Admission:
 
     `prompt_tokens` is the length of the client's prompt; tokens computed past it were generated
     before a preemption. With it a worker knows how many tokens were produced at any position.
+    `token_ids` are all tokens known so far where `sampling.reads_history`, else none: of tokens
+    whose KV is there already no plan would tell.
     """
 
     handle: int
     sampling: SamplingParams
     prompt_tokens: int
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,17 @@ class RowError:
     message: str
 
 
+class PromptLogprobs(NamedTuple):
+    """What the model thought of some of a prompt's tokens, from `position` on.
+
+    The first token of a prompt has no entry: nothing comes before it.
+    """
+
+    handle: int
+    position: int
+    entries: tuple[TokenLogprobs, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What rank 0 answers.
@@ -175,6 +191,8 @@ class StepResult:
         errors: requests whose logits could not be sampled.
         compute_seconds: time the worker spent in the step, copies left out.
         copy_seconds: time the worker spent moving blocks to and from the host.
+        logprobs: one for each of `token_ids`, None where not wanted; empty when nobody wants any.
+        prompt_logprobs: of prompts that want them, for the tokens after those computed.
     """
 
     step: int
@@ -182,3 +200,5 @@ class StepResult:
     errors: tuple[RowError, ...] = ()
     compute_seconds: float = 0.0
     copy_seconds: float = 0.0
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()

@@ -13,9 +13,10 @@ import torch
 from blockyard.cuda.backend import AttentionBatch
 from blockyard.scheduler.plan import Admission, BlockGrant, Fork, Replacement, StepPlan
 from blockyard.scheduler.sampling import SamplingParams
+from blockyard.workers.logit_rules import LogitRules, rules_for
 from blockyard.workers.sampler import SampleRow
 
-__all__ = ["BatchBuilder", "FlatBatch", "PlanError"]
+__all__ = ["BatchBuilder", "FlatBatch", "PlanError", "PromptRow", "RuleTokens"]
 
 _FIRST_TABLE_BLOCKS = 8
 
@@ -28,18 +29,41 @@ class PlanError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class RuleTokens:
+    """Computed tokens that a request's rules go by: `input_ids[begin:end]`, from `position` on."""
+
+    rules: LogitRules
+    position: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """Tokens of a prompt whose log probabilities are wanted, from `position` on; `top` beside."""
+
+    handle: int
+    position: int
+    token_ids: tuple[int, ...]
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
 class FlatBatch:
     """One step as tensors on the device.
 
     Attributes:
         input_ids, positions: int64 `[tokens]`, all requests one after the other.
         attention: where each token's KV goes and what it may see.
-        sample_tokens: int64 `[logits]`, index of each token whose logits are needed.
-        sample_rows: how each new token is sampled: one for each of `sample_tokens`, then one for
+        sample_tokens: int64 `[logits]`, index of each token whose logits are needed: of rows that
+            are sampled first, then of `prompt_rows`.
+        sample_rows: how each new token is sampled: one for each row that is sampled, then one for
             each fork.
         sample_handles: whose the new tokens are.
         sample_logits: int64 `[samples]`, which of the logits each new token is sampled from; None
             without forks, when each has its own.
+        rule_tokens: what rules must be told before anything is sampled.
+        prompt_rows: parts of prompts that are scored.
     """
 
     input_ids: torch.Tensor
@@ -49,14 +73,21 @@ class FlatBatch:
     sample_rows: tuple[SampleRow, ...]
     sample_handles: tuple[int, ...]
     sample_logits: torch.Tensor | None = None
+    rule_tokens: tuple[RuleTokens, ...] = ()
+    prompt_rows: tuple[PromptRow, ...] = ()
 
 
 @dataclass(slots=True)
 class _HandleState:
-    """What plans have said about one handle. `written` is None before its first step."""
+    """What plans have said about one handle. `written` is None before its first step.
+
+    `prompt` is there when the prompt is scored.
+    """
 
     sampling: SamplingParams
     prompt_tokens: int
+    rules: LogitRules | None = None
+    prompt: tuple[int, ...] = ()
     table: Int32 = field(default_factory=lambda: np.zeros(_FIRST_TABLE_BLOCKS, dtype=np.int32))
     num_blocks: int = 0
     written: int | None = None
@@ -73,8 +104,19 @@ class _HandleState:
     def child(self, fork: Fork) -> "_HandleState":
         """The state of a fork: what this handle has, under parameters of its own."""
         return _HandleState(
-            fork.sampling, fork.prompt_tokens, self.table.copy(), self.num_blocks, self.written
+            fork.sampling,
+            fork.prompt_tokens,
+            self.rules.child(fork.sampling) if self.rules is not None else None,
+            table=self.table.copy(),
+            num_blocks=self.num_blocks,
+            written=self.written,
         )
+
+    def scored(self, handle: int, start: int, count: int) -> PromptRow | None:
+        """The prompt's tokens that follow those of this step, when they are to be scored."""
+        targets = self.prompt[start + 1 : start + count + 1]
+        top = self.sampling.prompt_logprobs
+        return PromptRow(handle, start + 1, targets, top) if targets and top is not None else None
 
 
 class BatchBuilder:
@@ -121,7 +163,13 @@ class BatchBuilder:
     def _admit(self, plan: StepPlan, admission: Admission) -> None:
         if admission.handle in self._handles:
             raise PlanError(f"step {plan.step} admits handle {admission.handle} a second time")
-        self._handles[admission.handle] = _HandleState(admission.sampling, admission.prompt_tokens)
+        sampling, known = admission.sampling, admission.token_ids
+        self._handles[admission.handle] = _HandleState(
+            sampling,
+            admission.prompt_tokens,
+            rules_for(sampling, admission.prompt_tokens, known, self._vocab_size, self._device),
+            known[: admission.prompt_tokens] if sampling.prompt_logprobs is not None else (),
+        )
 
     def _grant(self, plan: StepPlan, grant: BlockGrant) -> None:
         state = self._known(plan, grant.handle)
@@ -171,6 +219,7 @@ class BatchBuilder:
         if input_ids.min() < 0 or input_ids.max() >= self._vocab_size:
             raise PlanError(f"step {plan.step} holds a token id outside 0..{self._vocab_size - 1}")
         sampled = [row for row, wanted in enumerate(plan.samples) if wanted]
+        scored, prompt_rows = self._score(plan, states)
         children = [self._fork(plan, fork) for fork in plan.forks]
         parents = {plan.handles[row]: index for index, row in enumerate(sampled)}
         origins = [*range(len(sampled)), *(parents[fork.parent] for fork in plan.forks)]
@@ -184,7 +233,9 @@ class BatchBuilder:
                 slots=self._tensor(blocks * self._block_size + positions % self._block_size),
                 block_size=self._block_size,
             ),
-            sample_tokens=self._tensor((ends - 1)[sampled].astype(np.int64)),
+            sample_tokens=self._tensor(
+                np.concatenate(((ends - 1)[sampled], scored)).astype(np.int64)
+            ),
             sample_rows=tuple(
                 _sample_row(state) for state in (*(states[row] for row in sampled), *children)
             ),
@@ -193,7 +244,30 @@ class BatchBuilder:
                 *(fork.handle for fork in plan.forks),
             ),
             sample_logits=self._tensor(np.array(origins, dtype=np.int64)) if children else None,
+            rule_tokens=tuple(
+                RuleTokens(state.rules, start, begin, begin + count)
+                for state, start, begin, count in zip(
+                    states, plan.starts, plan.offsets, plan.counts, strict=True
+                )
+                if state.rules is not None
+            ),
+            prompt_rows=prompt_rows,
         )
+
+    def _score(
+        self, plan: StepPlan, states: list[_HandleState]
+    ) -> tuple[Int64, tuple[PromptRow, ...]]:
+        """Tokens whose logits score prompts, int64 `[tokens]`, and what is scored with them."""
+        rows: list[PromptRow] = []
+        tokens: list[int] = []
+        for state, handle, start, begin, count in zip(
+            states, plan.handles, plan.starts, plan.offsets, plan.counts, strict=True
+        ):
+            row = state.scored(handle, start, count) if state.prompt else None
+            if row is not None:
+                rows.append(row)
+                tokens.extend(range(begin, begin + len(row.token_ids)))
+        return np.array(tokens, dtype=np.int64), tuple(rows)
 
     def _fork(self, plan: StepPlan, fork: Fork) -> _HandleState:
         if fork.handle in self._handles:
@@ -225,4 +299,5 @@ class BatchBuilder:
 
 def _sample_row(state: _HandleState) -> SampleRow:
     assert state.written is not None
-    return SampleRow(state.sampling, state.written, produced=state.written - state.prompt_tokens)
+    produced = state.written - state.prompt_tokens
+    return SampleRow(state.sampling, state.written, produced, state.rules)

@@ -4,7 +4,8 @@ It writes (position, token) of every planned token into the slot that the block 
 its next token is a hash of everything it then reads back through that table: one wrong, missing
 or overwritten block changes the output, and so does one that was moved wrongly. It also refuses
 every plan that breaks the protocol (see `workers/witness_tables.py`). Of how tokens are to be
-sampled it heeds only `choice`, and needs no model files. Units: tokens, blocks, slots.
+sampled it heeds only `choice`; asked how likely a token is, it is certain. It needs no model files.
+Units: tokens, blocks, slots.
 """
 
 import time
@@ -13,7 +14,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from blockyard.scheduler.plan import BlockCopy, StepPlan, StepResult
+from blockyard.scheduler.plan import BlockCopy, PromptLogprobs, StepPlan, StepResult
+from blockyard.scheduler.sampling import TokenLogprobs
 from blockyard.workers.config import WorkerConfig, WorkerProfile
 from blockyard.workers.witness_tables import PlanRefused, WitnessTables
 
@@ -84,20 +86,30 @@ class WitnessWorker:
             tokens = plan.token_ids[offset : offset + count]
             offset += count
             slots_by_handle[handle] = self._write(self._tables, plan.step, handle, start, tokens)
-        token_ids = [
-            self._sample(slots_by_handle[handle], self._tables.row(handle).choice)
+        sampled = [
+            (handle, self._tables.row(handle))
             for handle, samples in zip(plan.handles, plan.samples, strict=True)
             if samples
         ]
-        for fork in plan.forks:
-            child = self._tables.fork(fork)
-            token_ids.append(self._sample(slots_by_handle[fork.parent], child.choice))
+        sampled += [(fork.parent, self._tables.fork(fork)) for fork in plan.forks]
+        token_ids = tuple(self._sample(slots_by_handle[h], row.choice) for h, row in sampled)
         return StepResult(
             plan.step,
-            tuple(token_ids),
+            token_ids,
             compute_seconds=time.perf_counter() - moved,
             copy_seconds=moved - began,
+            logprobs=_logprobs([row.logprobs for _, row in sampled], token_ids),
+            prompt_logprobs=self._score(self._tables, plan),
         )
+
+    def _score(self, tables: WitnessTables, plan: StepPlan) -> tuple[PromptLogprobs, ...]:
+        scored = []
+        for handle, start, count in zip(plan.handles, plan.starts, plan.counts, strict=True):
+            targets = tables.row(handle).prompt[start + 1 : start + count + 1]
+            if targets:
+                entries = tuple(_certain(token, 1) for token in targets)
+                scored.append(PromptLogprobs(handle, start + 1, entries))
+        return tuple(scored)
 
     def _move_blocks(self, plan: StepPlan) -> None:
         """Carry out the plan's moves. A host block is poisoned once it was brought back.
@@ -163,6 +175,22 @@ def witness_generate(
         if tokens[-1] in stop_ids and produced >= min_tokens:
             break
     return tokens[len(prompt) :]
+
+
+def _logprobs(
+    wanted: Sequence[int | None], token_ids: Sequence[int]
+) -> tuple[TokenLogprobs | None, ...]:
+    if all(top is None for top in wanted):
+        return ()
+    return tuple(
+        None if top is None else _certain(token, top)
+        for top, token in zip(wanted, token_ids, strict=True)
+    )
+
+
+def _certain(token: int, top: int) -> TokenLogprobs:
+    """The only token that could be."""
+    return TokenLogprobs(0.0, 1, (token,), (0.0,)) if top else TokenLogprobs(0.0, 1)
 
 
 def _entries(start: int, token_ids: Sequence[int]) -> npt.NDArray[np.int64]:

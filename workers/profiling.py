@@ -6,17 +6,19 @@ the model that runs them. Units: tokens and bytes per second.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from blockyard.cuda.backend import AttentionBatch
 from blockyard.scheduler.plan import BlockCopy
-from blockyard.scheduler.sampling import SamplingParams
-from blockyard.workers.batch import FlatBatch
+from blockyard.scheduler.sampling import MAX_LOGPROBS, SamplingParams
+from blockyard.workers.batch import FlatBatch, PromptRow
 from blockyard.workers.config import WorkerConfig
 from blockyard.workers.kv_cache import KVCache, KVGeometry
-from blockyard.workers.sampler import SampleRow
+from blockyard.workers.logit_rules import rules_for
+from blockyard.workers.sampler import SampleRow, rows_drawn_at_once
 
 __all__ = ["largest_batch", "measure_link", "measure_prefill"]
 
@@ -32,8 +34,11 @@ _LINK_BYTES = 64 << 20
 """Enough for a copy to leave the processor's caches."""
 
 
-def largest_batch(config: WorkerConfig, device: torch.device) -> FlatBatch:
-    """A full step: one chunk, one request at the longest context, the rest decoding; all sampled.
+def largest_batch(config: WorkerConfig, vocabulary: int, device: torch.device) -> FlatBatch:
+    """A full step: one scored chunk, one request at the longest context, the rest decoding.
+
+    All are sampled with the options that take the most memory; as many are drawn, which is slow,
+    as are drawn together.
 
     Every block table points at block 0: the values mean nothing, the memory is that of real ones.
     """
@@ -43,9 +48,15 @@ def largest_batch(config: WorkerConfig, device: torch.device) -> FlatBatch:
     lengths = np.full(requests, min(_DECODE_LENGTH, config.max_context_tokens), dtype=np.int32)
     lengths[0] = counts[0]
     lengths[-1] = config.max_context_tokens
-    # Sampling with every option takes the most memory.
-    sampling = SamplingParams(temperature=1.0, top_p=0.5, top_k=2)
-    return _batch(counts, lengths, config, sampling, device)
+    drawn = rows_drawn_at_once(vocabulary)
+    sampled = tuple(_costly_row(row < drawn, vocabulary, device) for row in range(requests))
+    batch = _batch(counts, lengths, config, sampled, device)
+    scored = torch.arange(int(counts[0]) - 1, device=device)
+    return replace(
+        batch,
+        sample_tokens=torch.cat((batch.sample_tokens, scored)),
+        prompt_rows=(PromptRow(0, 1, (0,) * len(scored), MAX_LOGPROBS),),
+    )
 
 
 def measure_prefill(
@@ -65,7 +76,8 @@ def measure_prefill(
     seconds = 0.0
     for count in (min(tokens, _WARM_UP_TOKENS), tokens):
         counts = np.array([count], dtype=np.int32)
-        batch = _batch(counts, counts, config, SamplingParams(temperature=0.0), device)
+        greedy = SampleRow(SamplingParams(temperature=0.0), position=0, produced=0)
+        batch = _batch(counts, counts, config, (greedy,), device)
         began = time.perf_counter()
         run(batch)
         seconds = time.perf_counter() - began
@@ -90,11 +102,23 @@ def measure_link(geometry: KVGeometry, most_blocks: int, device: torch.device) -
     return 2 * blocks * geometry.block_bytes / seconds
 
 
+def _costly_row(drawn: bool, vocabulary: int, device: torch.device) -> SampleRow:
+    sampling = SamplingParams(
+        temperature=1.0 if drawn else 0.0,
+        top_p=0.5,
+        typical_p=0.5,
+        repetition_penalty=1.5,
+        logprobs=MAX_LOGPROBS,
+    )
+    rules = rules_for(sampling, 0, (), vocabulary, device)
+    return SampleRow(sampling, position=0, produced=0, rules=rules)
+
+
 def _batch(
     counts: np.ndarray[tuple[int], np.dtype[np.int32]],
     lengths: np.ndarray[tuple[int], np.dtype[np.int32]],
     config: WorkerConfig,
-    sampling: SamplingParams,
+    rows: tuple[SampleRow, ...],
     device: torch.device,
 ) -> FlatBatch:
     """A batch in block 0 alone; every request is sampled."""
@@ -112,6 +136,6 @@ def _batch(
             block_size=config.block_size,
         ),
         sample_tokens=torch.from_numpy(np.cumsum(counts) - 1).to(device, torch.int64),
-        sample_rows=(SampleRow(sampling, position=0, produced=0),) * requests,
+        sample_rows=rows,
         sample_handles=tuple(range(requests)),
     )

@@ -1,9 +1,10 @@
 """Chooses the next token of each row: a pure function of logits, parameters, seed and position.
 
-Order of operations: stop tokens masked while fewer than `min_tokens` were produced; then, for
-greedy rows, the most likely token (the lowest id of equals is not promised); for others division
-by temperature, top-k, top-p over what top-k left, and Gumbel-max. The noise of a token depends on
-(seed, choice, position, token id) alone, so a row's token does not depend on its batch.
+Order of operations: what a request's own rules change (`logit_rules.py`), stop tokens masked while
+fewer than `min_tokens` were produced, penalties; then, for greedy rows, the most likely token (the
+lowest id of equals is not promised); for others division by temperature, truncation
+(`truncation.py`), and Gumbel-max. The noise of a token depends on (seed, choice, position, token
+id) alone, so a row's token does not depend on its batch.
 """
 
 from collections.abc import Sequence
@@ -11,14 +12,15 @@ from dataclasses import dataclass
 
 import torch
 
-from blockyard.scheduler.sampling import SamplingParams
-from blockyard.workers.philox import philox4x32
+from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
+from blockyard.workers.gumbel import NoiseKey, gumbel_noise, gumbel_noise_at
+from blockyard.workers.logit_rules import LogitRules, penalise
+from blockyard.workers.logprobs import token_logprobs
+from blockyard.workers.truncation import candidates_of, truncates
 
-__all__ = ["SampleRow", "SampledTokens", "gumbel_noise", "sample"]
+__all__ = ["SampleRow", "SampledTokens", "rows_drawn_at_once", "sample"]
 
-_MASK = 0xFFFFFFFF
-_DRAWN_ROWS = 16
-"""Rows drawn at once: bounds the memory of the noise and of the sorting."""
+_DRAWN_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +31,36 @@ class SampleRow:
         sampling: the request's parameters.
         position: position of the new token within its request, prompt included.
         produced: tokens produced before this one.
+        rules: what the request changes in its scores, with all its tokens so far; None when that
+            is nothing, see `rules_for`.
     """
 
     sampling: SamplingParams
     position: int
     produced: int
+    rules: LogitRules | None = None
+
+    @property
+    def noise_key(self) -> NoiseKey:
+        """What the noise of this row depends on."""
+        return self.sampling.seed, self.sampling.choice, self.position
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token for each row; `failed` are the rows whose token means nothing."""
+    """One token for each row; `failed` are the rows whose token means nothing.
+
+    `logprobs` has one entry for each row, or none at all when no row wants any.
+    """
 
     token_ids: tuple[int, ...]
     failed: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+
+def rows_drawn_at_once(vocabulary: int) -> int:
+    """Rows that are drawn together, which bounds the memory that drawing takes."""
+    return max(1, _DRAWN_ELEMENTS // vocabulary)
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledTokens:
@@ -56,49 +75,23 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledTokens:
     """
     if not rows:
         return SampledTokens((), ())
-    scores = _mask_stop_tokens(logits.float(), rows)
+    scores = _ruled(logits.float(), rows)
     highest, choices = scores.max(dim=-1)  # NaN counts as the highest
     good = torch.isfinite(highest)
     drawn = [index for index, row in enumerate(rows) if not row.sampling.greedy]
-    for begin in range(0, len(drawn), _DRAWN_ROWS):
-        part = drawn[begin : begin + _DRAWN_ROWS]
+    at_once = rows_drawn_at_once(scores.shape[1])
+    for begin in range(0, len(drawn), at_once):
+        part = drawn[begin : begin + at_once]
         index = torch.tensor(part, device=logits.device)
         choices = choices.index_copy(0, index, _draw(scores[index], [rows[i] for i in part]))
     answer = torch.stack((choices, good.long())).tolist()  # one transfer from the device
+    token_ids = tuple(answer[0])
     failed = tuple(row for row, fine in enumerate(answer[1]) if not fine)
-    return SampledTokens(tuple(answer[0]), failed)
+    return SampledTokens(token_ids, failed, _logprobs(logits, rows, token_ids))
 
 
-def gumbel_noise(rows: Sequence[SampleRow], vocabulary: int, device: torch.device) -> torch.Tensor:
-    """Standard Gumbel noise, float64 `[rows, vocabulary]`.
-
-    Token `t` takes word `t % 4` of Philox at counter `(t // 4, position, choice, 0)` under the
-    seed as key.
-    """
-
-    def column(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)[:, None]
-
-    groups = torch.arange(-(-vocabulary // 4), device=device)[None, :]
-    words = philox4x32(
-        (
-            groups,
-            column([row.position for row in rows]),
-            column([row.sampling.choice for row in rows]),
-            torch.zeros_like(groups),
-        ),
-        (
-            column([row.sampling.seed & _MASK for row in rows]),
-            column([row.sampling.seed >> 32 for row in rows]),
-        ),
-    )
-    bits = torch.stack(words, dim=-1).flatten(1)[:, :vocabulary]
-    # The middle of each of the 2^32 intervals: never 0 or 1. Float64 holds it exactly.
-    uniform = (bits.double() + 0.5) * 2.0**-32
-    return -torch.log(-torch.log(uniform))
-
-
-def _mask_stop_tokens(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+def _ruled(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """Scores after rules, the mask of stop tokens, and penalties; `scores` is not changed."""
     row_ids: list[int] = []
     token_ids: list[int] = []
     for index, row in enumerate(rows):
@@ -106,48 +99,62 @@ def _mask_stop_tokens(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.
             stops = row.sampling.stop_token_ids
             row_ids.extend([index] * len(stops))
             token_ids.extend(stops)
-    if not row_ids:
+    ruled = [(index, row.rules) for index, row in enumerate(rows) if row.rules is not None]
+    if not row_ids and not ruled:
         return scores
-    where = (
-        torch.tensor(row_ids, device=scores.device),
-        torch.tensor(token_ids, device=scores.device),
-    )
-    return scores.index_put(where, scores.new_tensor(float("-inf")))
+    scores = scores.clone()
+    for index, rules in ruled:
+        rules.apply(scores[index])
+    if row_ids:
+        device = scores.device
+        where = torch.tensor(row_ids, device=device), torch.tensor(token_ids, device=device)
+        scores[where] = float("-inf")
+    penalised = [(index, rules) for index, rules in ruled if rules.sampling.penalised]
+    if penalised:
+        at = torch.tensor([index for index, _ in penalised], device=scores.device)
+        scores[at] = penalise(scores[at], [rules for _, rules in penalised])
+    return scores
 
 
 def _draw(scores: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
-    """Gumbel-max over the filtered distribution of each row; returns `[rows]` token ids."""
+    """Gumbel-max over what each row may be drawn from; returns `[rows]` token ids."""
     device, vocabulary = scores.device, scores.shape[1]
-    temperature = _float64([row.sampling.temperature for row in rows], device)
-    scores = scores.double() / temperature[:, None]
-    narrowed = [
-        index
-        for index, row in enumerate(rows)
-        if row.sampling.top_p < 1.0 or 0 < row.sampling.top_k < vocabulary
-    ]
+    temperature = scores.new_tensor([row.sampling.temperature for row in rows])
+    scores = scores / temperature[:, None]
+    choices = torch.zeros(len(rows), dtype=torch.int64, device=device)
+    narrowed = [i for i, row in enumerate(rows) if truncates(row.sampling, vocabulary)]
+    free = [i for i, row in enumerate(rows) if not truncates(row.sampling, vocabulary)]
+    if free:
+        at = torch.tensor(free, device=device)
+        noise = gumbel_noise([rows[i].noise_key for i in free], vocabulary, device)
+        choices[at] = noise.add_(scores[at]).argmax(dim=-1)
     if narrowed:
-        index = torch.tensor(narrowed, device=device)
-        kept = _keep_likely(scores[index], [rows[i].sampling for i in narrowed])
-        scores = scores.index_copy(0, index, kept)
-    return (scores + gumbel_noise(rows, vocabulary, device)).argmax(dim=-1)
+        groups = candidates_of(
+            scores[torch.tensor(narrowed, device=device)], [rows[i].sampling for i in narrowed]
+        )
+        for members, (ids, kept) in groups:
+            keys = [rows[narrowed[member]].noise_key for member in members]
+            if ids.shape[1] == vocabulary:
+                noise = gumbel_noise(keys, vocabulary, device).gather(1, ids)
+            else:
+                noise = gumbel_noise_at(keys, ids)
+            best = (kept + noise).argmax(dim=-1, keepdim=True)
+            at = torch.tensor([narrowed[member] for member in members], device=device)
+            choices[at] = ids.gather(1, best)[:, 0]
+    return choices
 
 
-def _keep_likely(scores: torch.Tensor, sampling: list[SamplingParams]) -> torch.Tensor:
-    """Set to -inf what top-k, then top-p leave out. The most likely token always stays."""
-    device, vocabulary = scores.device, scores.shape[1]
-    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    top_k = torch.tensor([params.top_k or vocabulary for params in sampling], device=device)
-    ranks = torch.arange(vocabulary, device=device)[None, :]
-    ordered = ordered.masked_fill(ranks >= top_k[:, None], float("-inf"))
-    probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities
-    top_p = _float64([params.top_p for params in sampling], device)
-    # Rounding may carry the sum to 1 early, so 1 is not compared with: it keeps all. The first
-    # has exactly 0 before it and always stays.
-    outside = (before >= top_p[:, None]) & (top_p[:, None] < 1.0)
-    ordered = ordered.masked_fill(outside, float("-inf"))
-    return torch.empty_like(scores).scatter(1, order, ordered)
-
-
-def _float64(values: list[float], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=device)
+def _logprobs(
+    logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]
+) -> tuple[TokenLogprobs | None, ...]:
+    wanted = [index for index, row in enumerate(rows) if row.sampling.logprobs is not None]
+    if not wanted:
+        return ()
+    found = token_logprobs(
+        logits,
+        wanted,
+        [token_ids[index] for index in wanted],
+        [rows[index].sampling.logprobs or 0 for index in wanted],
+    )
+    by_row = dict(zip(wanted, found, strict=True))
+    return tuple(by_row.get(index) for index in range(len(rows)))

@@ -20,9 +20,14 @@ class PlanRefused(RuntimeError):
 
 @dataclass(slots=True)
 class WitnessRow:
-    """What a worker remembers of one handle. `written` is None until its first step."""
+    """What a worker remembers of one handle. `written` is None until its first step.
+
+    `prompt` is there when the prompt is scored.
+    """
 
     choice: int
+    logprobs: int | None = None
+    prompt: tuple[int, ...] = ()
     block_ids: list[int] = field(default_factory=list)
     written: int | None = None
 
@@ -55,7 +60,11 @@ class WitnessTables:
         filled = self._filled_blocks() if plan.copies or plan.swap_ins else set()
         for admission in plan.admitted:
             self._check_new(admission.handle, "admits")
-            self._rows[admission.handle] = WitnessRow(admission.sampling.choice)
+            sampling = admission.sampling
+            scored = admission.prompt_tokens if sampling.prompt_logprobs is not None else 0
+            self._rows[admission.handle] = WitnessRow(
+                sampling.choice, sampling.logprobs, admission.token_ids[:scored]
+            )
         for replacement in plan.replacements:
             self._replace(replacement)
         # What has left its last table may be filled anew at once, for one that takes it here.
@@ -118,7 +127,12 @@ class WitnessTables:
     def fork(self, fork: Fork) -> WitnessRow:
         """Give the child its parent's table and what the parent has written."""
         parent = self.row(fork.parent)
-        child = WitnessRow(fork.sampling.choice, list(parent.block_ids), parent.written)
+        child = WitnessRow(
+            fork.sampling.choice,
+            fork.sampling.logprobs,
+            block_ids=list(parent.block_ids),
+            written=parent.written,
+        )
         self._rows[fork.handle] = child
         self._holders.update(child.block_ids)
         return child

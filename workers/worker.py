@@ -7,6 +7,7 @@ Units: tokens, blocks, bytes, seconds.
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from blockyard.workers.memory import count_blocks, count_host_blocks, measure_pe
 from blockyard.workers.model import DecoderModel
 from blockyard.workers.profiling import largest_batch, measure_link, measure_prefill
 from blockyard.workers.progress import ProgressReporter, SilentProgress
+from blockyard.workers.prompt_scores import score_prompts
 from blockyard.workers.sampler import sample
 
 __all__ = ["ModelWorker", "make_worker"]
@@ -112,24 +114,27 @@ class ModelWorker:
         began = time.perf_counter()
         if self._cache is None or self._batches is None:
             raise RuntimeError("a plan came before the pool was made; call allocate first")
-        token_ids: tuple[int, ...] = ()
-        errors: tuple[RowError, ...] = ()
         batch = self._batches.apply(plan)
         copy_seconds = self._cache.move(plan.swap_outs, plan.copies, plan.swap_ins)
+        result = StepResult(plan.step, (), copy_seconds=copy_seconds)
         if batch is not None:
             with torch.inference_mode():
-                token_ids, errors = self._compute(self._loaded(), self._cache, batch)
+                result = self._compute(self._loaded(), self._cache, batch, result)
         seconds = time.perf_counter() - began
-        return StepResult(plan.step, token_ids, errors, seconds - copy_seconds, copy_seconds)
+        return replace(result, compute_seconds=seconds - copy_seconds)
 
     def _compute(
-        self, model: DecoderModel, cache: KVCache, batch: FlatBatch
-    ) -> tuple[tuple[int, ...], tuple[RowError, ...]]:
+        self, model: DecoderModel, cache: KVCache, batch: FlatBatch, result: StepResult
+    ) -> StepResult:
+        """Run the model and sample; `result` with what came out."""
+        for known in batch.rule_tokens:
+            known.rules.record(known.position, batch.input_ids[known.begin : known.end])
         attention = CachedAttention(cache, self._backend.begin(batch.attention))
         logits = model.forward(batch.input_ids, batch.positions, batch.sample_tokens, attention)
+        prompt_logprobs = score_prompts(logits, batch.prompt_rows)
         if batch.sample_logits is not None:
             logits = logits[batch.sample_logits]
-        sampled = sample(logits, batch.sample_rows)
+        sampled = sample(logits[: len(batch.sample_rows)], batch.sample_rows)
         errors = tuple(
             RowError(
                 batch.sample_handles[row],
@@ -137,11 +142,17 @@ class ModelWorker:
             )
             for row in sampled.failed
         )
-        return sampled.token_ids, errors
+        return replace(
+            result,
+            token_ids=sampled.token_ids,
+            errors=errors,
+            logprobs=sampled.logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
 
     def _measure_peak(self, model: DecoderModel, geometry: KVGeometry) -> int:
         """Peak bytes of the largest step, run on a pool of one block that all requests share."""
-        batch = largest_batch(self._config, self._device)
+        batch = largest_batch(self._config, model.vocab_size, self._device)
         run = self._runner(model, geometry)
         return measure_peak(lambda: run(batch), self._device)
 
@@ -155,7 +166,7 @@ class ModelWorker:
 
         def run(batch: FlatBatch) -> None:
             with torch.inference_mode():
-                self._compute(model, cache, batch)
+                self._compute(model, cache, batch, StepResult(0, ()))
 
         return run
 

@@ -139,8 +139,10 @@ class HandScheduler:
                 self._handles[name] = self._next_handle
                 self._next_handle += 1
                 self._tables[name] = []
+                sampling = self._sampling[name]
+                known = tuple(self.tokens[name]) if sampling.reads_history else ()
                 admitted.append(
-                    Admission(self._handles[name], self._sampling[name], self._prompt_tokens[name])
+                    Admission(self._handles[name], sampling, self._prompt_tokens[name], known)
                 )
             short = -(-end // self.block_size) - len(self._tables[name])
             if short > 0:

@@ -202,3 +202,32 @@ def test_nothing_to_compute() -> None:
     assert builder.apply(idle) is None
     with pytest.raises(PlanError, match="names handle 7"):
         builder.apply(replace(SECOND, step=3))
+
+
+def test_rules_are_told_what_is_computed_and_what_was_known() -> None:
+    sampling = SamplingParams(frequency_penalty=1.0)
+    plan = replace(FIRST, admitted=(Admission(7, sampling, 6, (10, 11, 12)), FIRST.admitted[1]))
+    builder = _builder()
+    (tokens,) = _apply(builder, plan).rule_tokens
+    assert (tokens.position, tokens.begin, tokens.end) == (0, 0, 6)
+    tokens.rules.record(tokens.position, torch.tensor(plan.token_ids[:6]))
+    batch = _apply(builder, SECOND)
+    (again,) = batch.rule_tokens
+    assert again.rules is tokens.rules
+    assert (again.position, again.begin, again.end) == (6, 1, 4)
+    assert [row.rules for row in batch.sample_rows] == [None, tokens.rules]
+
+
+def test_prompt_rows_score_the_tokens_that_follow() -> None:
+    prompt = (10, 11, 12, 13, 14, 15, 16, 17)
+    scored = SamplingParams(prompt_logprobs=3)
+    plan = replace(FIRST, admitted=(Admission(7, scored, 8, prompt), FIRST.admitted[1]))
+    builder = _builder()
+    batch = _apply(builder, plan)
+    (row,) = batch.prompt_rows
+    assert (row.handle, row.position, row.token_ids, row.top) == (7, 1, prompt[1:7], 3)
+    assert batch.sample_tokens.tolist() == [7, 0, 1, 2, 3, 4, 5]
+    batch = _apply(builder, SECOND)
+    (row,) = batch.prompt_rows
+    assert (row.position, row.token_ids) == (7, prompt[7:]), "the answer is no part of the prompt"
+    assert batch.sample_tokens.tolist() == [0, 3, 1]

@@ -28,13 +28,16 @@ class Clock:
 
 
 def test_largest_batch_is_a_full_step() -> None:
-    batch = largest_batch(CONFIG, CPU)
+    vocabulary = 2**20 // 4 - 1
+    batch = largest_batch(CONFIG, vocabulary, CPU)
     assert batch.attention.counts.tolist() == [505] + [1] * 7
     assert batch.attention.lengths.tolist() == [505] + [256] * 6 + [1000]
     assert batch.attention.block_tables.shape == (8, 63)
     assert len(batch.input_ids) == 512
-    assert batch.sample_tokens.tolist() == list(range(504, 512))
-    assert len(batch.sample_rows) == 8
+    assert batch.sample_tokens.tolist() == [*range(504, 512), *range(504)]
+    assert [len(row.token_ids) for row in batch.prompt_rows] == [504]
+    assert [row.sampling.greedy for row in batch.sample_rows] == [False] * 4 + [True] * 4
+    assert all(row.rules is not None for row in batch.sample_rows)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from blockyard.scheduler.sampling import SamplingParams
-from blockyard.workers.sampler import SampleRow, gumbel_noise, sample
+from blockyard.workers.gumbel import gumbel_noise
+from blockyard.workers.sampler import SampleRow, sample
 
 VOCABULARY = 1003  # not a multiple of 4
 CPU = torch.device("cpu")
@@ -55,10 +56,10 @@ def test_seed_choice_and_position_each_change_the_noise() -> None:
         replace(base, sampling=replace(base.sampling, seed=11 + 2**32)),
         replace(base, sampling=replace(base.sampling, choice=1)),
     ]
-    noise = gumbel_noise([base, *others], VOCABULARY, CPU)
+    noise = gumbel_noise([row.noise_key for row in (base, *others)], VOCABULARY, CPU)
     for other in range(1, 5):
         assert not torch.equal(noise[0], noise[other])
-    assert torch.equal(noise[0], gumbel_noise([base], VOCABULARY, CPU)[0])
+    assert torch.equal(noise[0], gumbel_noise([base.noise_key], VOCABULARY, CPU)[0])
     assert torch.isfinite(noise).all()
 
 
