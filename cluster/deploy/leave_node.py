@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["NotDrained", "leave", "main"]
+__all__ = ["NotDrained", "drain_command", "leave", "main"]
 
 _REPLICA = "ray::ServeReplica:"
 _POLL_SECONDS = 0.25
@@ -61,18 +61,27 @@ def leave(
     return left
 
 
-def _drain(seconds: float) -> None:
-    command = [
+def drain_command(seconds: float) -> list[str]:
+    """The command that has Ray drain the node it runs on, within that many seconds."""
+    return [
         str(Path(sys.executable).with_name("ray")),
         "drain-node",
-        # The reason that Ray never refuses; a replica whose time is up by then is ended at once.
+        # The reason that Ray never refuses. Serve ends a replica at once, and gently, when what is
+        # left of the time is no more than the replica may take to end.
         "--reason=DRAIN_NODE_REASON_PREEMPTION",
         "--reason-message=the pod is ending",
         f"--deadline-remaining-seconds={int(seconds)}",
     ]
+
+
+def _drain(seconds: float) -> None:
     try:
         ran = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_RAY_SECONDS
+            drain_command(seconds),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_RAY_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotDrained(str(error)) from error
