@@ -138,7 +138,7 @@ class EmulatedLibrary:
             [_COMPILER, *command, "-o", str(partial)], capture_output=True, text=True, check=False
         )
         if ran.returncode:
-            raise EmulationError(f"{' '.join(command)}\n{ran.stderr[-8000:]}")
+            raise EmulationError(f"{' '.join(command)}\n{ran.stderr[:4000]}")
         partial.replace(output)
         return output
 

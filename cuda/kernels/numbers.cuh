@@ -2,6 +2,10 @@
 #pragma once
 #include "prims.cuh"
 
+#ifndef BF16
+#error "define BF16"
+#endif
+
 namespace by {
 #if BF16
 using Number = __nv_bfloat16;

@@ -1,0 +1,60 @@
+"""Runs kernels in the emulation under a sanitizer; a script, for test_sanitizers.py.
+
+    python sanitized_run.py SANITIZER KERNEL:FAULT ...
+
+Fault 0 is none. What is run is announced on stderr, so that reports can be told apart. The process
+must have been started with the sanitizer's library preloaded.
+"""
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from blockyard.cuda.compiler import default_cache_dir
+from blockyard.cuda.decode import DecodeAttention, DecodeRows
+from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
+from blockyard.cuda.launch import Kernel, KernelLibrary
+from blockyard.cuda.sources import Build
+
+make_case = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["_make_case"]
+
+
+class PlantedLibrary:
+    """The same kernels with a fault in them."""
+
+    def __init__(self, library: EmulatedLibrary, fault: int) -> None:
+        self._library = library
+        self._fault = fault
+
+    def kernel(self, build: Build, name: str) -> Kernel:
+        return self._library.kernel(build.with_defines(PLANT=self._fault), name)
+
+
+def decode(library: KernelLibrary) -> None:
+    case = make_case([200, 37], heads=8)
+    tokens = case.batch.counts.cumsum().astype("int32") - 1
+    rows = DecodeRows(case.batch.lengths, tokens, case.batch.block_tables, 16)
+    output = torch.empty_like(case.queries)
+    DecodeAttention(library, rows, 4, torch.device("cpu")).attend(
+        case.kv, case.queries, case.form, output
+    )
+
+
+SCENARIOS: dict[str, Callable[[KernelLibrary], None]] = {"decode": decode}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    sanitizer, *runs = sys.argv[1:]
+    library = EmulatedLibrary(default_cache_dir() / "emulated", Schedule(seed=1), sanitizer)
+    for run in runs:
+        name, _, fault = run.partition(":")
+        print(f"== {run}", file=sys.stderr, flush=True)
+        SCENARIOS[name](PlantedLibrary(library, int(fault)))
+
+
+if __name__ == "__main__":
+    main()
