@@ -12,13 +12,13 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from blockyard.cluster.central import CentralScheduler
+from blockyard.cluster.rank import Rank, RankDied
 from blockyard.cluster.wire import Endpoint
-from blockyard.cluster.worker_host import WorkerHost
-from blockyard.workers.config import AllocatorMemory, WorkerConfig, WorkerProfile
 
 __all__ = [
     "CENTRAL_NAME",
     "NAMESPACE",
+    "ActorRank",
     "CentralActor",
     "WorkerActor",
     "central_actor",
@@ -36,39 +36,29 @@ def listening_host(wire_host: str | None) -> str:
     return wire_host if wire_host is not None else str(ray.util.get_node_ip_address())
 
 
-class WorkerActor:
-    """One rank in a process of its own."""
+class WorkerActor(Rank):
+    """One rank in an actor's process."""
 
-    def __init__(self, config: WorkerConfig, wire_host: str | None) -> None:
-        # Imported here: only this process needs torch.
-        from blockyard.workers.worker import make_worker
+    def __init__(self, wire_host: str | None) -> None:
+        super().__init__(listening_host(wire_host))
 
-        self._host = WorkerHost(lambda: make_worker(config), config.rank)
-        self._wire_host = wire_host
-        self._profile: WorkerProfile | None = None
+    def machine(self) -> str:
+        """The node this rank is on, by a name that its peers use too."""
+        return str(ray.get_runtime_context().get_node_id())
 
-    def load(self) -> WorkerProfile:
-        """Load the model and measure."""
-        self._profile = self._host.load()
-        return self._profile
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Make the pools."""
-        self._host.allocate(num_blocks, num_host_blocks)
+class ActorRank:
+    """A `RankHandle` of a `WorkerActor`."""
 
-    def listen(self) -> Endpoint:
-        """Wait for the engine; returns where."""
-        return self._host.listen(listening_host(self._wire_host))
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
 
-    def allocator_memory(self) -> AllocatorMemory | None:
-        """What the device's allocator holds now; None on a CPU, and before the model is loaded."""
-        from blockyard.workers.memory import allocator_memory
-
-        return allocator_memory(self._profile.device) if self._profile is not None else None
-
-    def process_id(self) -> int:
-        """This rank's process id, for operators and fault tests."""
-        return os.getpid()
+    async def call(self, method: str, *arguments: object) -> Any:
+        """See `RankHandle`."""
+        try:
+            return await getattr(self._actor, method).remote(*arguments)
+        except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError) as error:
+            raise RankDied(f"a rank has died: {error}") from error
 
 
 class CentralActor:
@@ -146,14 +136,12 @@ async def locate_central(wire_host: str | None, resource: str | None = None) -> 
     return endpoint
 
 
-def launch_worker(
-    config: WorkerConfig, wire_host: str | None, bundle_index: int, uses_gpu: bool
-) -> Any:
+def launch_worker(wire_host: str | None, bundle_index: int, uses_gpu: bool) -> ActorRank:
     """Start one rank in the given bundle of this replica's placement group."""
     placement_group = ray.util.get_current_placement_group()
     if placement_group is None:
         raise RuntimeError("a group's replica must run inside its placement group")
-    return (
+    actor = (
         ray.remote(WorkerActor)
         .options(
             num_cpus=1,
@@ -163,5 +151,6 @@ def launch_worker(
                 placement_group, placement_group_bundle_index=bundle_index
             ),
         )
-        .remote(config, wire_host)
+        .remote(wire_host)
     )
+    return ActorRank(actor)

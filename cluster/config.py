@@ -85,10 +85,6 @@ class ServeConfig:
         for name in ("drain_seconds", "stall_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-        if self.kind is WorkerKind.MODEL and self.num_ranks > 1:
-            raise ValueError(
-                f"num_ranks is {self.num_ranks}; a model runs on one rank as yet, use 1"
-            )
         _ = self.scheduler  # its own checks
 
     @property

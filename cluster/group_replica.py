@@ -23,8 +23,8 @@ from blockyard.cluster.central_link import CentralLink
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.garbage import collect_rarely
+from blockyard.cluster.group_ranks import GroupRanks
 from blockyard.cluster.messages import GroupIdentity
-from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.workers.config import AllocatorMemory, WorkerProfile
@@ -51,22 +51,14 @@ class GroupReplica:
     async def _start(self, config: ServeConfig, uses_gpu: bool) -> None:
         self._note("starting workers")
         self._workers = [
-            launch_worker(config.worker(rank), config.wire_host, rank + 1, uses_gpu)
-            for rank in range(config.num_ranks)
+            launch_worker(config.wire_host, rank + 1, uses_gpu) for rank in range(config.num_ranks)
         ]
-        await asyncio.gather(*(worker.process_id.remote() for worker in self._workers))
-        self._note("loading the model")
-        profiles: list[WorkerProfile] = await asyncio.gather(
-            *(worker.load.remote() for worker in self._workers)
-        )
-        num_blocks = min(profile.max_blocks for profile in profiles)
-        num_host_blocks = min(profile.max_host_blocks for profile in profiles)
-        self._note("allocating blocks")
-        await asyncio.gather(
-            *(worker.allocate.remote(num_blocks, num_host_blocks) for worker in self._workers)
-        )
-        endpoints = await asyncio.gather(*(worker.listen.remote() for worker in self._workers))
-        self._group = await WorkerGroup.connect(endpoints)
+        machines = await asyncio.gather(*(worker.call("machine") for worker in self._workers))
+        configs = [config.worker(rank) for rank in range(config.num_ranks)]
+        self._ranks = GroupRanks(self._workers, configs, machines, self._note)
+        self._group = await self._ranks.start()
+        profiles = self._ranks.profiles
+        num_blocks, num_host_blocks = self._ranks.num_blocks, self._ranks.num_host_blocks
         changed = asyncio.Event()
         self._server = await EngineServer.start(
             Scheduler(config.scheduler, num_blocks, num_host_blocks, _slowest_rates(profiles)),
@@ -110,12 +102,12 @@ class GroupReplica:
             raise RuntimeError(f"{self._group_id} has work but took no step for {stalled:.0f} s")
 
     async def _ask_memory(self) -> tuple[AllocatorMemory | None, ...]:
-        asked = (worker.allocator_memory.remote() for worker in self._workers)
+        asked = (worker.call("allocator_memory") for worker in self._workers)
         return tuple(await asyncio.gather(*asked))
 
     async def process_ids(self) -> list[int]:
         """Process ids of the ranks, for operators and fault tests."""
-        return list(await asyncio.gather(*(w.process_id.remote() for w in self._workers)))
+        return list(await asyncio.gather(*(w.call("process_id") for w in self._workers)))
 
     async def __del__(self) -> None:
         """Drain: called by Serve once, inside `graceful_shutdown_timeout_s`."""

@@ -12,6 +12,7 @@ __all__ = [
     "DTYPES",
     "AllocatorMemory",
     "Executor",
+    "Formation",
     "WorkerConfig",
     "WorkerKind",
     "WorkerProfile",
@@ -43,7 +44,7 @@ class WorkerConfig:
         num_blocks: pool size; None means: measure.
         num_host_blocks: blocks kept in host memory for swapping; None means the device's default.
         kv_memory_bytes: memory for KV blocks when measuring; None means the device's default.
-        threads: CPU threads of a step; None means all cores.
+        threads: CPU threads of a step; None means all cores, divided by the group's ranks.
         max_step_tokens, max_running, max_context_tokens: the scheduler's limits, which bound the
             largest step.
         rank, world_size: this worker's place in its group.
@@ -63,6 +64,23 @@ class WorkerConfig:
     max_running: int = 256
     rank: int = 0
     world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """Where the ranks of a group meet, to compute steps together.
+
+    Attributes:
+        transport: `shm`, `gloo` or `nccl`; see `workers/collectives.py`.
+        address: what it means is the transport's own affair.
+        generation: counts how often this group was formed.
+        size: how many ranks come.
+    """
+
+    transport: str
+    address: str
+    generation: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)

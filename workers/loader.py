@@ -10,15 +10,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from blockyard.workers.attention import ATTENTION_NAME, block_attention
+from blockyard.workers.checkpoint import Checkpoint
+from blockyard.workers.checkpoint_names import slices_by_tensor
+from blockyard.workers.collectives import Communicator
 from blockyard.workers.contract import UnsupportedModel, refuse_config
 from blockyard.workers.description import ModelFilesError
 from blockyard.workers.model import DecoderModel
 from blockyard.workers.progress import ProgressReporter
+from blockyard.workers.sharding import shard_model
 
 __all__ = ["load_model", "register_attention"]
 
@@ -40,8 +45,9 @@ def load_model(
     dtype: str,
     context_tokens: int,
     progress: ProgressReporter,
+    communicator: Communicator | None = None,
 ) -> DecoderModel:
-    """Load a model for inference and prove that it can be served.
+    """Load a rank's part of a model for inference and prove that it can be served.
 
     Args:
         directory: config, tokenizer and safetensors.
@@ -49,6 +55,7 @@ def load_model(
         dtype: `auto` (float32 on CPU, the checkpoint's own elsewhere) or a name of one.
         context_tokens: longest context that will be used.
         progress: told of the load.
+        communicator: this rank's end of its group, which the model keeps; None for a rank alone.
 
     Raises:
         ModelFilesError: weights are missing or in a form that is not read.
@@ -61,35 +68,53 @@ def load_model(
     register_attention()
     # One process serves one model and shows its own bars.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    total = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    progress.stage(f"loading {directory.name}", total)
     chosen = _resolve_dtype(dtype, config, device)
+    with Checkpoint(directory, progress) as checkpoint:
+        progress.stage(f"loading {directory.name}", checkpoint.total_bytes)
+        model = _read_model(config, checkpoint, chosen, communicator or Communicator())
+    return DecoderModel(model.to(device).eval().requires_grad_(False), context_tokens)
+
+
+def _read_model(
+    config: PretrainedConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    communicator: Communicator,
+) -> Any:
+    """transformers builds the model, we divide it, transformers fills in what we read."""
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if family is None:
+        raise UnsupportedModel(f"{config.model_type} is no decoder that transformers can build")
+
+    class Divided(family):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            slices = shard_model(self, communicator)
+            checkpoint.keep(slices_by_tensor(self, checkpoint, slices).get)
+
+    # transformers looks things up by the class's name and by where it is defined.
+    Divided.__name__, Divided.__module__ = family.__name__, family.__module__
     try:
-        load: Any = AutoModelForCausalLM.from_pretrained
-        model, report = load(
-            directory,
+        model, report = (Divided if communicator.size > 1 else family).from_pretrained(
+            None,
             config=config,
+            state_dict=checkpoint.tensors(),
             attn_implementation=ATTENTION_NAME,
-            dtype=chosen,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
+            dtype=dtype,
             output_loading_info=True,
         )
     except ValueError as error:
         raise UnsupportedModel(f"{config.model_type} cannot be loaded: {error}") from error
     except (OSError, SafetensorError) as error:
-        raise ModelFilesError(f"the weights in {directory} cannot be read: {error}") from error
+        raise ModelFilesError(f"the weights cannot be read: {error}") from error
     # transformers fills what is missing with random numbers and carries on.
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelFilesError(
-            f"{directory} lacks {len(missing)} of the model's tensors, such as {missing[0]}; "
+            f"the checkpoint lacks {len(missing)} of the model's tensors, such as {missing[0]}; "
             "fetch the model again"
         )
-    decoder = DecoderModel(model.to(device).eval().requires_grad_(False), context_tokens)
-    progress.advance(total)
-    return decoder
+    return model
 
 
 def _refuse_weights(directory: Path) -> None:

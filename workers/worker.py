@@ -17,6 +17,7 @@ from blockyard.cuda.reference import ReferenceBackend
 from blockyard.scheduler.plan import RowError, StepPlan, StepResult
 from blockyard.workers.attention import CachedAttention
 from blockyard.workers.batch import BatchBuilder, FlatBatch
+from blockyard.workers.collectives import Communicator
 from blockyard.workers.config import Executor, WorkerConfig, WorkerKind, WorkerProfile
 from blockyard.workers.description import describe_model
 from blockyard.workers.kv_cache import KVCache, KVGeometry
@@ -31,18 +32,26 @@ __all__ = ["ModelWorker", "make_worker"]
 
 
 class ModelWorker:
-    """An `Executor` that runs a real model.
+    """An `Executor` that runs a real model, or its rank's part of one.
+
+    Args:
+        config: what to load and run.
+        progress: told of the load.
+        communicator: this rank's end of its group, joined by others before the first step; None
+            makes one, for a rank that is alone.
 
     Raises:
-        ValueError: more than one rank, or a device that this machine lacks.
+        ValueError: a device that this machine lacks.
     """
 
-    def __init__(self, config: WorkerConfig, progress: ProgressReporter | None = None) -> None:
-        if config.world_size != 1:
-            raise ValueError(
-                f"world_size is {config.world_size}; a model is not split over ranks yet: use 1"
-            )
+    def __init__(
+        self,
+        config: WorkerConfig,
+        progress: ProgressReporter | None = None,
+        communicator: Communicator | None = None,
+    ) -> None:
         self._config = config
+        self._communicator = communicator or Communicator(config.rank, config.world_size)
         self._progress = progress if progress is not None else SilentProgress()
         self._device = _resolve_device(config.device)
         self._backend: AttentionBackend = ReferenceBackend()
@@ -61,13 +70,15 @@ class ModelWorker:
         from blockyard.workers.loader import load_model
 
         config = self._config
-        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(config.threads or max(1, cores // config.world_size))
         self._model = load_model(
             Path(config.model_dir),
             self._device,
             config.dtype,
             config.max_context_tokens,
             self._progress,
+            self._communicator,
         )
         geometry = self._geometry(self._model)
         self._progress.stage("measuring steps", None)
@@ -114,6 +125,8 @@ class ModelWorker:
         began = time.perf_counter()
         if self._cache is None or self._batches is None:
             raise RuntimeError("a plan came before the pool was made; call allocate first")
+        if not self._communicator.joined:
+            raise RuntimeError("a plan came before the ranks met; have them join a group first")
         batch = self._batches.apply(plan)
         copy_seconds = self._cache.move(plan.swap_outs, plan.copies, plan.swap_ins)
         result = StepResult(plan.step, (), copy_seconds=copy_seconds)
@@ -131,6 +144,8 @@ class ModelWorker:
             known.rules.record(known.position, batch.input_ids[known.begin : known.end])
         attention = CachedAttention(cache, self._backend.begin(batch.attention))
         logits = model.forward(batch.input_ids, batch.positions, batch.sample_tokens, attention)
+        if self._communicator.rank:
+            return result  # rank 0 alone has all logits
         prompt_logprobs = score_prompts(logits, batch.prompt_rows)
         if batch.sample_logits is not None:
             logits = logits[batch.sample_logits]
@@ -186,14 +201,18 @@ class ModelWorker:
         return self._model
 
 
-def make_worker(config: WorkerConfig, progress: ProgressReporter | None = None) -> Executor:
-    """The worker that `config.kind` asks for."""
+def make_worker(
+    config: WorkerConfig,
+    progress: ProgressReporter | None = None,
+    communicator: Communicator | None = None,
+) -> Executor:
+    """The worker that `config.kind` asks for; a witness has nothing to say to other ranks."""
     if config.kind is WorkerKind.WITNESS:
         from blockyard.workers.fake import WitnessWorker
 
         description = describe_model(config.model_dir, name=Path(config.model_dir).name)
         return WitnessWorker(config, description.vocab_size)
-    return ModelWorker(config, progress)
+    return ModelWorker(config, progress, communicator)
 
 
 def _resolve_device(name: str) -> torch.device:

@@ -19,7 +19,8 @@ def serve(
     port: Port = 50051,
     groups: Annotated[int, typer.Option(help="Copies of the model.", min=1)] = 1,
     ranks: Annotated[
-        int, typer.Option(help="Workers in each group; a real model takes 1 as yet.", min=1)
+        int,
+        typer.Option("--ranks", "--tp", help="Workers that share each copy of the model.", min=1),
     ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[

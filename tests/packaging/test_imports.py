@@ -47,7 +47,7 @@ OUTWARD: dict[str, tuple[str, ...]] = {
     "grpc_status": ("cluster/",),
     "fastapi": ("cluster/",),
     "starlette": ("cluster/",),
-    "transformers": ("workers/model.py", "workers/loader.py"),
+    "transformers": ("workers/model.py", "workers/loader.py", "workers/checkpoint_names.py"),
 }
 
 # Files that must stay free of a package although their folder may use it.

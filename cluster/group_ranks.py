@@ -1,0 +1,73 @@
+"""The ranks of one group from start to end: loaded, made to meet, connected to, formed anew.
+
+Does not know what a rank's process is started by. Units: blocks.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blockyard.cluster.rank import RankHandle
+from blockyard.cluster.worker_group import WorkerGroup
+from blockyard.workers.config import WorkerConfig, WorkerKind, WorkerProfile
+
+__all__ = ["GroupRanks"]
+
+
+class GroupRanks:
+    """A group's ranks.
+
+    Attributes:
+        profiles: what each rank measured, in rank order.
+        num_blocks, num_host_blocks: size of every rank's pools.
+
+    Args:
+        handles: of the ranks, in rank order.
+        configs: what each is told.
+        machines: the machine that each is on, by any name.
+        note: told what is being done.
+    """
+
+    def __init__(
+        self,
+        handles: Sequence[RankHandle],
+        configs: Sequence[WorkerConfig],
+        machines: Sequence[str],
+        note: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        self._handles = list(handles)
+        self._configs = list(configs)
+        self._machines = list(machines)
+        self._note = note
+        self._generation = 0
+        self.profiles: list[WorkerProfile] = []
+        self.num_blocks = 0
+        self.num_host_blocks = 0
+
+    async def start(self) -> WorkerGroup:
+        """Load the model on every rank, make the pools, have the ranks meet, connect."""
+        self._note("loading the model")
+        self.profiles = await asyncio.gather(
+            *(
+                handle.call("load", config)
+                for handle, config in zip(self._handles, self._configs, strict=True)
+            )
+        )
+        self.num_blocks = min(profile.max_blocks for profile in self.profiles)
+        self.num_host_blocks = min(profile.max_host_blocks for profile in self.profiles)
+        self._note("allocating blocks")
+        await self._all("allocate", self.num_blocks, self.num_host_blocks)
+        return await self._connect()
+
+    async def _connect(self) -> WorkerGroup:
+        if len(self._handles) > 1 and self._configs[0].kind is WorkerKind.MODEL:
+            self._note("forming the group")
+            self._generation += 1
+            formation = await self._handles[0].call(
+                "open_meeting", self._generation, self._machines
+            )
+            await self._all("join", formation)
+        return await WorkerGroup.connect(await self._all("listen"))
+
+    async def _all(self, method: str, *arguments: object) -> list[Any]:
+        return await asyncio.gather(*(handle.call(method, *arguments) for handle in self._handles))

@@ -1,0 +1,105 @@
+"""One rank in a process of its own, and how whoever started the process speaks with it.
+
+Only start-up and repair go this way; steps go over the wire. Knows no Ray.
+"""
+
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+
+from blockyard.cluster.wire import Endpoint
+from blockyard.cluster.worker_host import WorkerHost
+from blockyard.workers.config import AllocatorMemory, Formation, WorkerConfig, WorkerProfile
+
+if TYPE_CHECKING:
+    from blockyard.workers.collectives import Communicator
+
+__all__ = ["Rank", "RankDied", "RankHandle"]
+
+
+class RankDied(Exception):
+    """The rank's process is gone."""
+
+
+class RankHandle(Protocol):
+    """A rank as seen from the process that runs its group."""
+
+    async def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of the other side's `Rank`, and have its answer or its exception.
+
+        Raises:
+            RankDied: nobody is there to answer.
+        """
+        ...
+
+
+class Rank:
+    """Lives in the rank's process. The calls come in the order below, `load` first.
+
+    Args:
+        host: address at which this process listens for its peers.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._address = host
+        self._communicator: Communicator | None = None
+        self._host: WorkerHost | None = None
+        self._profile: WorkerProfile | None = None
+
+    def load(self, config: WorkerConfig) -> WorkerProfile:
+        """Load a model and measure; what was loaded before is dropped."""
+        # Imported here: the process that only starts ranks never needs torch.
+        from blockyard.workers.collectives import Communicator
+        from blockyard.workers.worker import make_worker
+
+        self.close()
+        communicator = Communicator(config.rank, config.world_size)
+        self._communicator = communicator
+        self._host = WorkerHost(lambda: make_worker(config, None, communicator), config.rank)
+        self._profile = self._host.load()
+        return self._profile
+
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Make the pools."""
+        self._loaded().allocate(num_blocks, num_host_blocks)
+
+    def open_meeting(self, generation: int, machines: list[str]) -> Formation:
+        """Prepare the place where ranks on these machines meet; rank 0 is asked."""
+        from blockyard.workers.collectives import choose_transport
+
+        assert self._profile is not None, "load comes first"
+        transport = choose_transport(self._profile.device, machines)
+        return self._group_end().open(transport, generation, self._address)
+
+    def join(self, formation: Formation) -> None:
+        """Meet the other ranks; returns when all are there."""
+        self._group_end().join(formation)
+
+    def listen(self) -> Endpoint:
+        """Wait for the engine; returns where."""
+        return self._loaded().listen(self._address)
+
+    def allocator_memory(self) -> AllocatorMemory | None:
+        """What the device's allocator holds now; None on a CPU, and before the model is loaded."""
+        from blockyard.workers.memory import allocator_memory
+
+        return allocator_memory(self._profile.device) if self._profile is not None else None
+
+    def process_id(self) -> int:
+        """This rank's process id, for operators and fault tests."""
+        return os.getpid()
+
+    def close(self) -> None:
+        """End what was loaded."""
+        if self._communicator is not None:
+            self._communicator.abort()
+        if self._host is not None:
+            self._host.close()
+        self._host = self._communicator = self._profile = None
+
+    def _group_end(self) -> "Communicator":
+        assert self._communicator is not None, "load comes first"
+        return self._communicator
+
+    def _loaded(self) -> WorkerHost:
+        assert self._host is not None, "load comes first"
+        return self._host

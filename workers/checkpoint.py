@@ -1,0 +1,153 @@
+"""The tensors of a model directory's safetensors, read when they are asked for, whole or in part.
+
+Whole tensors are mapped: they take no memory of their own until somebody writes to them. Parts are
+read from the file, so that no other part of it ever counts as this process's memory. Knows no
+model. Units: bytes.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from blockyard.workers.description import ModelFilesError
+from blockyard.workers.partition import Span
+from blockyard.workers.progress import ProgressReporter
+
+__all__ = ["Checkpoint", "CheckpointTensor", "Slice"]
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a whole tensor.
+
+    Attributes:
+        dim: the dimension that is divided.
+        spans: what is kept of it, joined in order.
+        length: what the part has there; what is more than the spans have is filled with zeros.
+        blank: zeros stand in for all of it, in the shape of the whole.
+    """
+
+    dim: int
+    spans: tuple[Span, ...]
+    length: int
+    blank: bool = False
+
+
+class CheckpointTensor:
+    """One tensor, read by `tensor[...]`: the form in which transformers asks for it."""
+
+    def __init__(self, checkpoint: "Checkpoint", name: str) -> None:
+        self._checkpoint = checkpoint
+        self._name = name
+
+    def __getitem__(self, index: object) -> torch.Tensor:
+        """The tensor, or the part of it that this rank keeps."""
+        if index is not Ellipsis:
+            raise IndexError(f"{self._name} is read by [...] alone, not by {index!r}")
+        return self._checkpoint.read(self._name)
+
+
+class Checkpoint:
+    """All tensors of a directory; a context manager.
+
+    Attributes:
+        total_bytes: size of the files.
+
+    Args:
+        directory: holds the files.
+        progress: told of the bytes of files that are done with.
+
+    Raises:
+        ModelFilesError: a file is missing or damaged.
+    """
+
+    def __init__(self, directory: Path, progress: ProgressReporter) -> None:
+        self._progress = progress
+        self._lock = Lock()
+        self._done_bytes = 0
+        self._slice_of: Callable[[str], Slice | None] = lambda name: None
+        self._mapped: dict[str, Any] = {}
+        self._read: dict[str, Any] = {}
+        self._stack = ExitStack()
+        paths = _files(directory)
+        try:
+            self.total_bytes = sum(path.stat().st_size for path in paths)
+            for path in paths:
+                mapped = self._stack.enter_context(safe_open(path, framework="pt"))
+                read = self._stack.enter_context(safe_open(path, framework="pt", backend="pread"))
+                for name in mapped.keys():  # noqa: SIM118  # it is no mapping
+                    self._mapped[name], self._read[name] = mapped, read
+        except (OSError, SafetensorError) as error:
+            self._stack.close()
+            raise ModelFilesError(f"the weights in {directory} cannot be read: {error}") from error
+
+    def __enter__(self) -> "Checkpoint":
+        """Itself."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the files; tensors that were read stay."""
+        self._stack.close()
+        # What is no tensor, or of none that the model has.
+        self._progress.advance(max(0, self.total_bytes - self._done_bytes))
+
+    def tensors(self) -> dict[str, CheckpointTensor]:
+        """Every tensor by name, unread."""
+        return {name: CheckpointTensor(self, name) for name in self._mapped}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return tuple(self._mapped[name].get_slice(name).get_shape())
+
+    def keep(self, slices: Callable[[str], Slice | None]) -> None:
+        """From now on read of each tensor the part that `slices` says, None being all."""
+        self._slice_of = slices
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor, or the part of it that is kept."""
+        part = self._slice_of(name)
+        if part is None:
+            tensor: torch.Tensor = self._mapped[name].get_tensor(name)
+            whole_bytes = tensor.nbytes
+        else:
+            tensor = _part(self._read[name].get_slice(name), part)
+            kept = tensor.shape[part.dim] or 1
+            whole_bytes = tensor.nbytes // kept * self.shape(name)[part.dim]
+        with self._lock:
+            self._done_bytes += whole_bytes
+            self._progress.advance(whole_bytes)
+        return tensor
+
+
+def _part(source: Any, part: Slice) -> torch.Tensor:
+    if part.blank:
+        return torch.zeros(source.get_shape(), dtype=source[:0].dtype)
+    before = (slice(None),) * part.dim
+    pieces = [source[(*before, slice(span.start, span.stop))] for span in part.spans]
+    missing = part.length - sum(len(span) for span in part.spans)
+    if missing:
+        shape = list(pieces[0].shape)
+        shape[part.dim] = missing
+        pieces.append(pieces[0].new_zeros(shape))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=part.dim)
+
+
+def _files(directory: Path) -> list[Path]:
+    """The files that make up the checkpoint: those of the index, or all."""
+    index = directory / INDEX
+    if not index.exists():
+        return sorted(directory.glob("*.safetensors"))
+    try:
+        weights: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return [directory / name for name in sorted(set(weights.values()))]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ModelFilesError(f"{index} is not an index of weights: {error!r}") from error
