@@ -35,17 +35,20 @@ class GroupReport:
 class TokenStream(Protocol):
     """News of one request, pulled by its reader.
 
-    Iterating yields updates; updates that came while the reader was slow arrive merged into one.
-    The last one carries `finish_reason`; after it iteration ends. Losing the engine ends it with
-    `RequestRefused(UNAVAILABLE)`.
+    Iterating yields updates, each of one choice; those of a choice that came while the reader was
+    slow arrive merged into one. The last of a choice carries `finish_reason`; after the last of all
+    choices iteration ends. Losing the engine ends it with `RequestRefused(UNAVAILABLE)`.
     """
 
     def __aiter__(self) -> AsyncIterator[RequestUpdate]:
         """Iterate over updates until the request ends."""
         ...
 
-    async def abort(self) -> None:
-        """Free the request's blocks now. Safe in any state, safe to call twice."""
+    async def abort(self, choice: int | None = None) -> None:
+        """Free the blocks of the request, or of one choice, now, and tell no more of it.
+
+        Safe in any state, safe to call twice.
+        """
         ...
 
 

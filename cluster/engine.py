@@ -118,10 +118,17 @@ class Engine:
         self._idle.clear()
         self._note_change()
 
-    def abort(self, request_id: str) -> bool:
-        """Free a request's blocks now; False if it is not live. Safe to call twice."""
-        aborted = self._scheduler.abort(request_id)
-        self.shadow.aborted(request_id)
+    def serves(self, request_id: str) -> bool:
+        """Whether any choice of a request has not ended."""
+        return self._scheduler.serves(request_id)
+
+    def abort(self, request_id: str, choice: int | None = None) -> bool:
+        """Free the blocks of a request, or of one choice, now; False if it is not live.
+
+        Safe to call twice.
+        """
+        aborted = self._scheduler.abort(request_id, choice)
+        self.shadow.aborted(request_id, choice)
         self._note_idle()
         self._note_change()
         return aborted
@@ -174,7 +181,7 @@ class Engine:
         if dropped := self._scheduler.expire(now):
             self._deliver(dropped)
             for update in dropped:
-                self.shadow.aborted(update.request_id)
+                self.shadow.aborted(update.request_id, None)
         plan = self._scheduler.plan(now)
         if plan is None:
             return False

@@ -46,18 +46,30 @@ _SILENT_MESSAGE = "the group does not answer at the moment; try again shortly"
 class EngineStream:
     """News of one request. Implements `dispatch.TokenStream`."""
 
-    def __init__(self, link: "EngineLink", request_id: str) -> None:
-        self.request_id = request_id
+    def __init__(self, link: "EngineLink", spec: RequestSpec) -> None:
+        self.request_id = spec.request_id
         self._link = link
-        self._update: RequestUpdate | None = None
+        self._updates: dict[int, RequestUpdate] = {}
+        # Choices whose last word has not come.
+        self._live = set(range(spec.num_choices))
         self._refusal: RequestRefused | None = None
-        self._ended = False
         self._news = asyncio.Event()
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the engine will say nothing more that anybody wants to hear."""
+        return not self._live
+
     def put(self, update: RequestUpdate) -> None:
         """Add what the engine sent."""
-        self._update = update if self._update is None else merge_updates(self._update, update)
+        choice = update.choice
+        if choice not in self._live:
+            return  # said before it heard that nobody wants this one any more
+        if update.finish_reason is not None:
+            self._live.discard(choice)
+        earlier = self._updates.get(choice)
+        self._updates[choice] = update if earlier is None else merge_updates(earlier, update)
         self._news.set()
 
     def refuse(self, refusal: RequestRefused) -> None:
@@ -69,27 +81,34 @@ class EngineStream:
         self._news.set()
 
     async def __aiter__(self) -> AsyncIterator[RequestUpdate]:
-        """Iterate over updates until the request ends or is aborted.
+        """Iterate over updates until every choice has ended or was aborted.
 
         Raises:
             RequestRefused: the engine was lost.
         """
-        while not self._ended:
-            update, self._update = self._update, None
-            if update is not None:
-                self._ended = update.finish_reason is not None
-                yield update
+        while True:
+            if self._updates:
+                yield self._updates.pop(next(iter(self._updates)))
+            elif self.ended:
+                return
             elif self._refusal is not None:
                 raise self._refusal
             else:
                 self._news.clear()
                 await self._news.wait()
 
-    async def abort(self) -> None:
-        """Free the request's blocks. Safe in any state, safe to call twice."""
-        self._ended = True
+    async def abort(self, choice: int | None = None) -> None:
+        """Free the blocks of the request, or of one choice. Safe in any state and twice."""
+        if choice is None:
+            self._updates.clear()
+            self._live.clear()
+            self._link.abort(self)
+        else:
+            self._updates.pop(choice, None)
+            if choice in self._live:
+                self._live.discard(choice)
+                self._link.abort(self, choice)
         self._news.set()
-        self._link.abort(self)
 
 
 class EngineLink:
@@ -141,7 +160,7 @@ class EngineLink:
                 f"{spec.request_id!r} is the id of a request that still runs; choose another",
                 "request_id",
             )
-        stream = EngineStream(self, spec.request_id)
+        stream = EngineStream(self, spec)
         ticket = next(self._tickets)
         self._streams[spec.request_id] = self._submissions[ticket] = stream
         try:
@@ -157,10 +176,14 @@ class EngineLink:
             del self._submissions[ticket]
         return stream
 
-    def abort(self, stream: EngineStream) -> None:
+    def abort(self, stream: EngineStream, choice: int | None = None) -> None:
         """Tell the engine, unless the stream has ended already."""
-        if self._forget(stream) and self._open:
-            self._connection.post(Abort(stream.request_id))
+        if self._streams.get(stream.request_id) is not stream:
+            return
+        if choice is None or stream.ended:
+            self._forget(stream)
+        if self._open:
+            self._connection.post(Abort(stream.request_id, choice))
 
     async def books(self, audit: bool = False, memory: bool = False) -> GroupBooks:
         """The engine's books, asked for now; see `GroupBooks` for the two that cost more.
@@ -225,9 +248,9 @@ class EngineLink:
         # News of a request that was not accepted yet is of an aborted one of the same id.
         if stream is None or not stream.accepted.done():
             return
-        if update.finish_reason is not None:
-            self._forget(stream)
         stream.put(update)
+        if stream.ended:
+            self._forget(stream)
 
     def _forget(self, stream: EngineStream) -> bool:
         """Take a stream off the list; False when it is not, or no longer, on it."""

@@ -150,6 +150,8 @@ class EngineServer:
         for request_id, reader in self._owners.items():
             if request_id not in reader.request_ids:
                 raise AssertionError(f"request {request_id} is missing in its reader's list")
+            if not self.engine.serves(request_id):
+                raise AssertionError(f"request {request_id} is owned but not served")
 
     async def _serve_ingress(self, connection: Connection[IngressToEngine]) -> None:
         reader = _Reader(connection)
@@ -168,14 +170,14 @@ class EngineServer:
         finally:
             sender.cancel()
             for request_id in list(reader.request_ids):
-                self._abort(reader, request_id)
+                self._abort(reader, request_id, None)
 
     def _take(self, reader: _Reader, message: IngressToEngine) -> None:
         match message:
             case Submit():
                 reader.connection.post(self._submit(reader, message))
-            case Abort(request_id):
-                self._abort(reader, request_id)
+            case Abort(request_id, choice):
+                self._abort(reader, request_id, choice)
             case AskLedger(ticket, audit, memory) if memory and self._ask_memory is not None:
                 task = asyncio.create_task(
                     self._answer_with_memory(reader, ticket, audit, self._ask_memory),
@@ -215,25 +217,28 @@ class EngineServer:
         reader.request_ids.add(message.spec.request_id)
         return Submitted(message.ticket)
 
-    def _abort(self, reader: _Reader, request_id: str) -> None:
+    def _abort(self, reader: _Reader, request_id: str, choice: int | None) -> None:
         # Even of a request that has ended: its last news must not be taken for a later namesake's.
-        reader.outbox.discard(request_id)
+        reader.outbox.discard(request_id, choice)
         if self._owners.get(request_id) is reader:
-            self._forget(request_id)
-            self.engine.abort(request_id)
+            self.engine.abort(request_id, choice)
+            self._forget_ended(request_id)
 
-    def _forget(self, request_id: str) -> None:
-        reader = self._owners.pop(request_id)
-        reader.request_ids.discard(request_id)
+    def _forget_ended(self, request_id: str) -> None:
+        """Nobody owns a request of which every choice has ended."""
+        if request_id in self._owners and not self.engine.serves(request_id):
+            reader = self._owners.pop(request_id)
+            reader.request_ids.discard(request_id)
 
     def _deliver(self, updates: list[RequestUpdate]) -> None:
         for update in updates:
             reader = self._owners.get(update.request_id)
-            if reader is None:
-                continue
-            reader.outbox.put(update)
+            if reader is not None:
+                reader.outbox.put(update)
+        # Only now: several choices may have ended in one step.
+        for update in updates:
             if update.finish_reason is not None:
-                self._forget(update.request_id)
+                self._forget_ended(update.request_id)
 
     def _lose(self) -> None:
         if self._listener is not None:

@@ -90,9 +90,10 @@ class Submit(_Message, frozen=True):
 
 
 class Abort(_Message, frozen=True):
-    """The client left or a stop string was found: free the request's blocks."""
+    """The client left or a stop string was found: free the blocks of a request, or of a choice."""
 
     request_id: str
+    choice: int | None = None
 
 
 class AskLedger(_Message, frozen=True):

@@ -34,9 +34,12 @@ class Outbox:
         choices[update.choice] = update if earlier is None else merge_updates(earlier, update)
         self._filled.set()
 
-    def discard(self, request_id: str) -> None:
-        """Forget what is left for an aborted request: its id may be used again."""
-        self._updates.pop(request_id, None)
+    def discard(self, request_id: str, choice: int | None = None) -> None:
+        """Forget what is left for an aborted request, or one choice: its id may be used again."""
+        if choice is None:
+            self._updates.pop(request_id, None)
+        elif (choices := self._updates.get(request_id)) is not None:
+            choices.pop(choice, None)
 
     async def wait(self) -> None:
         """Wait until there is news."""

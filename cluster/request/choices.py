@@ -1,7 +1,8 @@
-"""The answers to one prompt while engines make them, each from its own stream of tokens.
+"""The answers to one prompt while an engine makes them, from one stream of tokens.
 
-Turns updates to chunks and interleaves the chunks of all answers. Holds at most one chunk of each,
-so a slow client stays cheap. Whoever leaves early has every engine told. Knows no gRPC.
+Turns updates to chunks, each for the answer that it belongs to, in the order in which they come. An
+answer that a stop text ends is called off by itself; whoever leaves early calls off all. Knows no
+gRPC.
 """
 
 import asyncio
@@ -13,81 +14,46 @@ from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, Ap
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.request import FinishReason, RequestUpdate
 
-__all__ = ["ChoiceStream", "interleaved"]
+__all__ = ["answer_chunks"]
 
 
-class ChoiceStream:
-    """One answer: pull chunks with `next`, and `close` it whatever happens."""
+async def answer_chunks(
+    tokens: TokenStream, answers: Sequence[Answer]
+) -> AsyncGenerator[pb.GenerateChunk, None]:
+    """Chunks of all answers as they come; `answers` has one for each choice, in order.
 
-    def __init__(self, tokens: TokenStream, answer: Answer) -> None:
-        self._tokens = tokens
-        self._updates = aiter(tokens)
-        self._answer = answer
-        self._ended = False
+    The first failure ends all of them.
 
-    async def next(self) -> pb.GenerateChunk | None:
-        """The next chunk; None after the last.
-
-        Raises:
-            ApiError: generation failed, or the engine went away.
-            RequestRefused: the engine was lost.
-        """
-        while not self._answer.finished:
-            update = await anext(self._updates, None)
-            if update is None:
-                raise ApiError(
-                    ApiCode.UNAVAILABLE,
-                    "",
-                    "the group that served this request went away; send the request again",
-                    retry_after_seconds=RETRY_AFTER_SECONDS,
-                )
-            self._ended = update.finish_reason is not None
-            _check_update(update)
-            chunk = self._answer.take(update)
-            if self._answer.finished:
-                # A stop string: the engine learns of it before the client does.
-                await self.close()
-            if chunk.token_ids or chunk.text or self._answer.finished:
-                return chunk
-        return None
-
-    async def close(self) -> None:
-        """Tell the engine, unless the request has ended there. Safe to call twice."""
-        if not self._ended:
-            await self._tokens.abort()
-            self._ended = True
-
-
-async def interleaved(choices: Sequence[ChoiceStream]) -> AsyncGenerator[pb.GenerateChunk, None]:
-    """Chunks of all answers as they come. The first failure ends all of them."""
-    waiting: dict[asyncio.Task[pb.GenerateChunk | None], ChoiceStream] = {}
+    Raises:
+        ApiError: generation failed, its deadline could not be met, or the engine went away.
+        RequestRefused: the engine was lost.
+    """
+    ending = set(range(len(answers)))
+    """Choices of which the engine has not said the last word, nor we."""
     try:
-        if len(choices) == 1:
-            while (chunk := await choices[0].next()) is not None:
+        async for update in tokens:
+            answer = answers[update.choice]
+            if update.finish_reason is not None:
+                ending.discard(update.choice)
+            _check_update(update)
+            chunk = answer.take(update)
+            if answer.finished and update.choice in ending:
+                # A stop string: the engine learns of it before the client does.
+                ending.discard(update.choice)
+                await tokens.abort(update.choice if ending else None)
+            if chunk.token_ids or chunk.text or answer.finished:
                 yield chunk
-            return
-        for choice in choices:
-            waiting[asyncio.create_task(choice.next())] = choice
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in [task for task in waiting if task in done]:
-                choice = waiting.pop(task)
-                chunk = task.result()
-                if chunk is not None:
-                    yield chunk
-                    waiting[asyncio.create_task(choice.next())] = choice
+        if not all(answer.finished for answer in answers):
+            raise ApiError(
+                ApiCode.UNAVAILABLE,
+                "",
+                "the group that served this request went away; send the request again",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
     finally:
-        for task in waiting:
-            task.cancel()
-        # Shielded: a second cancellation must not keep the blocks from being freed.
-        await asyncio.shield(asyncio.ensure_future(_leave(list(waiting), choices)))
-
-
-async def _leave(
-    tasks: Sequence[asyncio.Task[pb.GenerateChunk | None]], choices: Sequence[ChoiceStream]
-) -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.gather(*(choice.close() for choice in choices))
+        if ending:
+            # Shielded: a second cancellation must not keep the blocks from being freed.
+            await asyncio.shield(asyncio.ensure_future(tokens.abort()))
 
 
 def _check_update(update: RequestUpdate) -> None:
@@ -97,3 +63,5 @@ def _check_update(update: RequestUpdate) -> None:
             "",
             f"generation failed: {update.error or 'the engine gave no reason'}",
         )
+    if update.finish_reason is FinishReason.DEADLINE:
+        raise ApiError(ApiCode.DEADLINE_EXCEEDED, "", update.error)

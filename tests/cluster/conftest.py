@@ -1,6 +1,7 @@
 """A small byte-level tokenizer, and a dispatcher that plays a script instead of an engine."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,47 +39,77 @@ CORPUS = ["the quick brown fox jumps over the lazy dog", "hello hello world, how
 
 @dataclass
 class ScriptedStream:
-    """Plays one request's script; `aborted` is set by the first abort."""
+    """Plays a script for each choice, in turns; `aborted` is set when nothing is wanted any more.
+
+    `aborts` counts calls for the whole request, `choice_aborts` holds the others.
+    """
 
     request_id: str
-    script: Sequence[Any]
+    scripts: Sequence[Sequence[Any]]
     aborts: int = 0
-    ended: bool = False
+    choice_aborts: list[int] = field(default_factory=list)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def __aiter__(self) -> AsyncIterator[RequestUpdate]:
-        for entry in self.script:
-            if isinstance(entry, Exception):
-                raise entry
-            if entry == "hang":
-                await self.aborted.wait()
-                return
-            if isinstance(entry, RequestUpdate):
-                self.ended = entry.finish_reason is not None
-                yield entry
-            elif isinstance(entry, FinishReason):
-                self.ended = True
-                yield RequestUpdate(
-                    self.request_id, (), entry, cached_tokens=3, timings=Timings(0.1, 0.2, 0.3, 4)
-                )
-            else:
-                yield RequestUpdate(self.request_id, tuple(entry))
+    def __post_init__(self) -> None:
+        self.playing = {choice: iter(script) for choice, script in enumerate(self.scripts)}
 
-    async def abort(self) -> None:
-        self.aborts += 1
-        self.aborted.set()
+    @property
+    def ended(self) -> bool:
+        """Whether it has played to the end."""
+        return not self.playing
+
+    async def __aiter__(self) -> AsyncIterator[RequestUpdate]:
+        while self.playing and not self.aborted.is_set():
+            hanging = True
+            for choice, script in list(self.playing.items()):
+                if choice not in self.playing:
+                    continue
+                entry = next(script, None)
+                if entry == "hang":
+                    self.playing[choice] = itertools.repeat("hang")
+                    continue
+                hanging = False
+                if entry is None:
+                    del self.playing[choice]
+                else:
+                    yield self._update(choice, entry)
+            if hanging:
+                await self.aborted.wait()
+
+    def _update(self, choice: int, entry: Any) -> RequestUpdate:
+        if isinstance(entry, Exception):
+            raise entry
+        if isinstance(entry, RequestUpdate):
+            return entry._replace(choice=choice)
+        if isinstance(entry, FinishReason):
+            return RequestUpdate(
+                self.request_id,
+                (),
+                entry,
+                cached_tokens=3,
+                timings=Timings(0.1, 0.2, 0.3, 4),
+                choice=choice,
+            )
+        return RequestUpdate(self.request_id, tuple(entry), choice=choice)
+
+    async def abort(self, choice: int | None = None) -> None:
+        if choice is not None:
+            self.choice_aborts.append(choice)
+            self.playing.pop(choice, None)
+        else:
+            self.aborts += 1
+        if choice is None or not self.playing:
+            self.aborted.set()
 
 
 @dataclass
 class ScriptedDispatcher:
-    """Gives each submitted request the script of its choice, else that of the moment."""
+    """Gives each choice of a submitted request its script, else that of the moment."""
 
     served: tuple[ModelDescription, ...]
     script: Sequence[Any] = ()
     scripts: dict[int, Sequence[Any]] = field(default_factory=dict)
     refusal: Exception | None = None
-    takes: int = 0
-    """Requests that it takes before it refuses."""
     is_ready: bool = True
     books: tuple[GroupReport, ...] = ()
     asked: list[tuple[bool, bool]] = field(default_factory=list)
@@ -89,11 +120,11 @@ class ScriptedDispatcher:
         return self.served
 
     async def submit(self, model: str, spec: RequestSpec) -> TokenStream:
-        if self.refusal is not None and len(self.submitted) >= self.takes:
+        if self.refusal is not None:
             raise self.refusal
         self.submitted.append((model, spec))
-        script = self.scripts.get(spec.sampling.choice, self.script)
-        self.streams.append(ScriptedStream(spec.request_id, script))
+        scripts = [self.scripts.get(choice, self.script) for choice in range(spec.num_choices)]
+        self.streams.append(ScriptedStream(spec.request_id, scripts))
         return self.streams[-1]
 
     async def reports(self, audit: bool = False, memory: bool = False) -> tuple[GroupReport, ...]:

@@ -27,27 +27,20 @@ def asked(n: int, **sampling: Any) -> pb.GenerateRequest:
     )
 
 
-def aborts(dispatcher: Any) -> list[int]:
-    return [stream.aborts for stream in dispatcher.streams]
+def aborts(dispatcher: Any) -> tuple[int, list[int]]:
+    """Calls for the whole request, and choices called off alone."""
+    (stream,) = dispatcher.streams
+    return stream.aborts, stream.choice_aborts
 
 
-async def test_engines_are_asked_for_each_choice_apart(
+async def test_one_request_is_asked_for_all_choices(
     service: GenerationService, dispatcher: Any
 ) -> None:
     dispatcher.script = [FinishReason.STOP]
     await service.generate(asked(3, seed=7, temperature=0.5))
-    specs = [spec for _, spec in dispatcher.submitted]
-    assert [spec.sampling.choice for spec in specs] == [0, 1, 2]
-    assert {spec.sampling.seed for spec in specs} == {7}
-    assert len({spec.request_id for spec in specs}) == 3
-    assert len({spec.prompt_token_ids for spec in specs}) == 1
-    assert all(spec.request_id.startswith("mine.") for spec in specs)
-
-
-async def test_a_seed_is_drawn_once_for_all(service: GenerationService, dispatcher: Any) -> None:
-    dispatcher.script = [FinishReason.STOP]
-    await service.generate(asked(16))
-    assert len({spec.sampling.seed for _, spec in dispatcher.submitted}) == 1
+    ((_, spec),) = dispatcher.submitted
+    assert (spec.num_choices, spec.sampling.choice, spec.sampling.seed) == (3, 0, 7)
+    assert spec.request_id.startswith("mine.")
 
 
 async def test_all_answers_come_whole_and_in_order(
@@ -77,7 +70,7 @@ async def test_all_answers_come_whole_and_in_order(
         cached_tokens=3,
         completion_tokens=len(first) + len(second) + len(third),
     )
-    assert aborts(dispatcher) == [0, 0, 0]
+    assert aborts(dispatcher) == (0, [])
 
 
 async def test_chunks_of_each_answer_joined_are_that_answer(
@@ -117,12 +110,28 @@ async def test_a_stop_text_ends_its_own_answer_only(
     }
     answer = await service.generate(asked(2, stop=["STOP"]))
     assert [choice.text for choice in answer.choices] == ["abcd", "xb"]
-    assert aborts(dispatcher) == [0, 1]
+    assert aborts(dispatcher) == (0, [1])
+
+
+async def test_the_last_answer_that_a_stop_text_ends_ends_the_request(
+    service: GenerationService, dispatcher: Any, spell: Spell
+) -> None:
+    dispatcher.scripts = {
+        0: [spell("aSTOP"), "hang"],
+        1: [spell("b"), spell("c"), spell("STOP"), "hang"],
+    }
+    answer = await service.generate(asked(2, stop=["STOP"]))
+    assert [choice.text for choice in answer.choices] == ["a", "bc"]
+    assert aborts(dispatcher) == (1, [0])
 
 
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
+        (
+            RequestUpdate("any", (), FinishReason.DEADLINE, error="too late"),
+            ApiCode.DEADLINE_EXCEEDED,
+        ),
         (RequestUpdate("any", (), FinishReason.ERROR, error="no token"), ApiCode.INTERNAL),
         (RequestRefused(RefusalCode.UNAVAILABLE, "engine lost"), ApiCode.UNAVAILABLE),
         (OSError("/secret"), ApiCode.INTERNAL),
@@ -139,29 +148,18 @@ async def test_one_failure_ends_all(
     with pytest.raises(ApiError) as caught:
         await service.generate(asked(3))
     assert caught.value.code is code
-    assert aborts(dispatcher)[0] == 1
-    assert aborts(dispatcher)[2] == 0
-
-
-async def test_all_or_none_are_taken(service: GenerationService, dispatcher: Any) -> None:
-    dispatcher.script = ["hang"]
-    dispatcher.refusal = RequestRefused(RefusalCode.EXHAUSTED, "full")
-    dispatcher.takes = 2
-    with pytest.raises(ApiError) as caught:
-        await service.generate(asked(4))
-    assert caught.value.code is ApiCode.RESOURCE_EXHAUSTED
-    assert aborts(dispatcher) == [1, 1]
+    assert aborts(dispatcher) == (1, [])
 
 
 @pytest.mark.parametrize("chunks_read", [1, 2, 3])
-async def test_leaving_tells_every_engine_that_still_works(
+async def test_leaving_calls_off_all_that_has_not_ended(
     service: GenerationService, dispatcher: Any, spell: Spell, chunks_read: int
 ) -> None:
     dispatcher.script = [spell("a"), spell("b"), "hang"]
     async with aclosing(service.stream(asked(3))) as chunks:
         for _ in range(chunks_read):
             await anext(chunks)
-    assert aborts(dispatcher) == [1, 1, 1]
+    assert aborts(dispatcher) == (1, [])
 
 
 @pytest.mark.parametrize("ticks", range(8))
@@ -175,4 +173,4 @@ async def test_cancelling_at_any_moment_leaks_nothing(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert all(times == 1 for times in aborts(dispatcher))
+    assert not dispatcher.streams or aborts(dispatcher) == (1, [])

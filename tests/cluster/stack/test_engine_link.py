@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -71,11 +72,12 @@ class Engine:
         )
         self.link = await EngineLink.connect(self.identity)
 
-    async def submit(self, request_id: str) -> EngineStream:
+    async def submit(self, request_id: str, num_choices: int = 1) -> EngineStream:
         """A request that is taken."""
-        submitting = asyncio.create_task(self.link.submit(spec(request_id)))
+        asked = replace(spec(request_id), num_choices=num_choices)
+        submitting = asyncio.create_task(self.link.submit(asked))
         message = await self.heard.get()
-        assert isinstance(message, Submit) and message.spec == spec(request_id)
+        assert isinstance(message, Submit) and message.spec == asked
         self.wire.post(Submitted(message.ticket))
         return await submitting
 
@@ -266,3 +268,30 @@ async def test_the_same_id_is_not_submitted_twice(engine: Engine) -> None:
     assert (refused.value.code, refused.value.field) == (RefusalCode.INVALID, "request_id")
     engine.wire.post(Updates((RequestUpdate("x", (5,), FinishReason.STOP),)))
     assert await collect(stream) == [5]  # the first goes on undisturbed
+
+
+async def test_a_stream_ends_with_the_last_of_its_choices(engine: Engine) -> None:
+    stream = await engine.submit("x", 2)
+    engine.wire.post(Updates((RequestUpdate("x", (1,), FinishReason.STOP, choice=1),)))
+    engine.wire.post(Updates((RequestUpdate("x", (2,)), RequestUpdate("x", (3,)))))
+    engine.wire.post(Updates((RequestUpdate("x", (4,), FinishReason.LENGTH),)))
+    while engine.link.num_streams:
+        await asyncio.sleep(0.001)
+    told = [(update.choice, update.token_ids) async for update in stream]
+    assert told == [(1, (1,)), (0, (2, 3, 4))]
+
+
+async def test_a_choice_is_called_off_once_and_nothing_more_is_told_of_it(engine: Engine) -> None:
+    stream = await engine.submit("x", 3)
+    engine.wire.post(Updates((RequestUpdate("x", (9,), choice=2),)))
+    assert (await anext(aiter(stream))).choice == 2
+    await stream.abort(2)
+    await stream.abort(2)
+    engine.wire.post(Updates((RequestUpdate("x", (8,), FinishReason.STOP, choice=2),)))
+    engine.wire.post(Updates((RequestUpdate("x", (7,), FinishReason.STOP, choice=0),)))
+    assert (await anext(aiter(stream))).token_ids == (7,)
+    await stream.abort(0)  # it has ended by itself
+    await stream.abort(1)
+    assert [await engine.heard.get() for _ in range(2)] == [Abort("x", 2), Abort("x", 1)]
+    assert engine.heard.empty() and engine.link.num_streams == 0
+    assert await collect(stream) == []

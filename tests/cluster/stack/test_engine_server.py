@@ -251,3 +251,28 @@ async def test_a_lost_engine_tells_what_it_computed_and_why_it_hangs_up(door: Do
     assert "fell off the bus" in (door.server.lost or "")
     assert door.server.engine.num_requests == 0
     await door.server.close()
+
+
+async def test_a_request_is_owned_until_its_last_choice_has_ended(door: Door) -> None:
+    door.worker.gate.clear()
+    visitor = await door.visit()
+    spec = RequestSpec("a", (1, 2), SamplingParams(max_tokens=5), num_choices=3)
+    visitor.post(Submit(1, spec))
+    assert await visitor.receive() == Submitted(1)
+    visitor.post(Abort("a", 1))
+    visitor.post(Abort("a", 1))
+    visitor.post(AskLedger(2))
+    assert isinstance(await visitor.receive(), LedgerAnswer)
+    door.server.check()
+    door.worker.gate.set()
+    told: dict[int, list[int]] = {}
+    ended: set[int] = set()
+    while len(ended) < 2:
+        message = await visitor.receive()
+        assert isinstance(message, Updates)
+        for update in message.updates:
+            told.setdefault(update.choice, []).extend(update.token_ids)
+            ended |= {update.choice} if update.finish_reason is not None else set()
+    assert told == {choice: witness_generate((1, 2), 5, VOCAB, choice=choice) for choice in (0, 2)}
+    assert not door.server.engine.serves("a")
+    door.server.check()
