@@ -16,9 +16,12 @@ from blockyard.workers.cpu.compiler import NativeUnavailable, build_library
 
 __all__ = [
     "NUMBERS",
+    "NativeDecoderLayer",
     "NativeForm",
     "NativeLayer",
     "NativeLibrary",
+    "NativeMatrix",
+    "NativeModel",
     "NativePool",
     "NativeRotary",
     "NativeStep",
@@ -26,7 +29,7 @@ __all__ = [
     "native_step",
 ]
 
-VERSION = 1
+VERSION = 2
 """Of the signatures below; `by_version` in `native/library.cpp` says the same."""
 
 NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -91,6 +94,54 @@ class NativeRotary(Structure):
     )
 
 
+class NativeMatrix(Structure):
+    """`ByMatrix` of `native/decoder.hpp`."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("columns", c_int64),
+        ("inputs", c_int64),
+        ("storage", c_int32),
+    )
+
+
+class NativeDecoderLayer(Structure):
+    """`ByDecoderLayer` of `native/decoder.hpp`."""
+
+    _fields_ = (
+        ("projections", NativeMatrix),
+        ("output", NativeMatrix),
+        ("gate_up", NativeMatrix),
+        ("down", NativeMatrix),
+        ("attention_norm", c_void_p),
+        ("feed_forward_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+    )
+
+
+class NativeModel(Structure):
+    """`ByDecoder` of `native/decoder.hpp`."""
+
+    _fields_ = (
+        ("layers", POINTER(NativeDecoderLayer)),
+        ("final_norm", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("head", NativeMatrix),
+        ("hidden", c_int64),
+        ("epsilon", c_float),
+        ("head_epsilon", c_float),
+        ("scale", c_float),
+        ("num_layers", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("half", c_int32),
+    )
+
+
 _Layer, _Step, _Rotary = POINTER(NativeLayer), POINTER(NativeStep), POINTER(NativeRotary)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "by_version": (c_int32, ()),
@@ -127,6 +178,17 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             *(c_void_p, c_int64, c_void_p, c_int64),
         ),
     ),
+    "by_decoder_new": (c_void_p, (POINTER(NativeModel),)),
+    "by_decoder_free": (None, (c_void_p,)),
+    "by_decoder_begin": (
+        None,
+        (c_void_p, c_void_p, _Step, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
+    ),
+    "by_decoder_run": (None, (c_void_p, c_void_p, _Layer)),
+    "by_decoder_attend": (None, (c_void_p, c_void_p, c_int32, _Layer, c_void_p)),
+    "by_decoder_feed_forward": (None, (c_void_p, c_void_p, c_int32, c_void_p)),
+    "by_decoder_add": (None, (c_void_p, c_void_p, c_void_p)),
+    "by_decoder_finish": (None, (c_void_p, c_void_p, c_void_p, c_int64)),
 }
 
 

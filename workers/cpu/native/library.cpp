@@ -1,5 +1,5 @@
 // What Python calls. Every pointer stays the caller's; nothing here throws across the border.
-#include "attention.hpp"
+#include "decoder.hpp"
 
 using namespace blockyard;
 
@@ -7,7 +7,7 @@ using namespace blockyard;
 extern "C" {
 
 // Raised when a signature below changes, so that a library of another time is not called.
-int32_t by_version() { return 1; }
+int32_t by_version() { return 2; }
 
 int32_t by_supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -73,6 +73,41 @@ void by_plan_free(AttentionPlan* plan) { delete plan; }
 void by_attend(ThreadPool* pool, AttentionPlan* plan, const ByLayer* layer, const ByForm* form,
                const float* queries, int64_t query_stride, float* outputs, int64_t output_stride) {
   plan->run(*pool, *layer, *form, ConstRows(queries, query_stride), Rows{outputs, output_stride});
+}
+
+Decoder* by_decoder_new(const ByDecoder* model) { return new Decoder(*model); }
+void by_decoder_free(Decoder* decoder) { delete decoder; }
+
+void by_decoder_begin(ThreadPool* pool, Decoder* decoder, const ByStep* step, const int64_t* tokens,
+                      const int64_t* positions, const int64_t* wanted, int64_t num_wanted,
+                      const float* embedded) {
+  decoder->begin(*pool, *step, tokens, positions, wanted, num_wanted, embedded);
+}
+
+// All layers of a model that is whole; `layers` are its parts of the pool.
+void by_decoder_run(ThreadPool* pool, Decoder* decoder, const ByLayer* layers) {
+  for (int index = 0; index < decoder->num_layers(); ++index) {
+    decoder->attend(*pool, index, layers[index], nullptr);
+    decoder->feed_forward(*pool, index, nullptr);
+  }
+}
+
+// Half a layer of a rank: `product`, `[rows][hidden]`, waits for the other ranks' products.
+void by_decoder_attend(ThreadPool* pool, Decoder* decoder, int32_t index, const ByLayer* layer,
+                       float* product) {
+  decoder->attend(*pool, index, *layer, product);
+}
+
+void by_decoder_feed_forward(ThreadPool* pool, Decoder* decoder, int32_t index, float* product) {
+  decoder->feed_forward(*pool, index, product);
+}
+
+void by_decoder_add(ThreadPool* pool, Decoder* decoder, const float* product) {
+  decoder->add_product(*pool, product);
+}
+
+void by_decoder_finish(ThreadPool* pool, Decoder* decoder, float* logits, int64_t stride) {
+  decoder->finish(*pool, logits, stride);
 }
 
 }  // extern "C"

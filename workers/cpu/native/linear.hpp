@@ -39,6 +39,7 @@ struct ConstRows {
 template <int Width, class Finish>
 void for_pieces(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_t rows,
                 Finish&& finish) {
+  if (rows == 0) return;
   const auto blocks = static_cast<int>((rows + kMostRows - 1) / kMostRows);
   const auto units = static_cast<int>(layer.panels() / Width);
   // A chunk is long enough to make claiming it cheap and its memory one stream, and there are

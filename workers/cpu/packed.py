@@ -1,0 +1,155 @@
+"""Weights of linear layers as the native library keeps them: packed once, in one of four storages.
+
+What is stored in fewer bits comes back slightly changed; `restore` tells how. Units: bytes.
+"""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from blockyard.workers.cpu.library import NativeMatrix, NativePool
+
+__all__ = ["PANEL_COLUMNS", "PackedLinear", "WeightStorage"]
+
+PANEL_COLUMNS = 16
+_INPUT_GROUP = 32
+
+
+class WeightStorage(StrEnum):
+    """How weights lie in memory; sums are taken in float32 with all of them.
+
+    `int8` and `int4` are scaled by group of 32 inputs, the latter from its least value: 8.5 and 5
+    bits a weight.
+    """
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def number(self) -> int:
+        """As `Storage` of `native/weights.hpp` counts them."""
+        return list(WeightStorage).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some rows of the weights: their shape, their first panel and the distance of panels."""
+
+    columns: int
+    first: int
+    step: int
+
+
+class PackedLinear:
+    """Linear layers that read the same rows, as one.
+
+    Args:
+        pool: packs, and multiplies.
+        weights: float32 `[columns, inputs]` of each layer, one after the other in the outputs;
+            all but the last have whole panels of 16 columns.
+        storage: of the packed weights.
+        bias: float32 `[all columns]`, or None.
+        alternating: two layers whose panels take turns, as gate and up do.
+
+    Attributes:
+        storage: of the packed weights.
+        columns, inputs: of all layers together; `columns` with what pads their panels.
+        nbytes: of the packed weights.
+    """
+
+    def __init__(
+        self,
+        pool: NativePool,
+        weights: Sequence[torch.Tensor],
+        storage: WeightStorage,
+        bias: torch.Tensor | None = None,
+        alternating: bool = False,
+    ) -> None:
+        panels = [-(-len(weight) // PANEL_COLUMNS) for weight in weights]
+        if not alternating and any(len(weight) % PANEL_COLUMNS for weight in weights[:-1]):
+            raise ValueError(f"layers of {[len(w) for w in weights]} columns do not fill panels")
+        self.storage = storage
+        self.columns = sum(panels) * PANEL_COLUMNS if len(weights) > 1 else len(weights[0])
+        self.inputs = weights[0].shape[1]
+        self._pool = pool
+        self.nbytes: int = pool.call.by_packed_bytes(self.columns, self.inputs, storage.number)
+        self._data = _large_buffer(self.nbytes)
+        self._bias = None
+        if bias is not None:
+            self._bias = torch.zeros(sum(panels) * PANEL_COLUMNS)
+            self._bias[: len(bias)] = bias
+        self._parts: list[_Part] = []
+        for index, weight in enumerate(weights):
+            first = index if alternating else sum(panels[:index])
+            part = _Part(len(weight), first, len(weights) if alternating else 1)
+            self._parts.append(part)
+            rows = weight.float().contiguous()
+            pool.call.by_pack(
+                pool.address,
+                rows.data_ptr(),
+                self.inputs,
+                part.columns,
+                self.inputs,
+                storage.number,
+                part.first,
+                part.step,
+                self._data.data_ptr(),
+            )
+
+    def restore(self) -> list[torch.Tensor]:
+        """Each layer's weights as they are used, float32 `[columns, inputs]`."""
+        restored = [torch.empty(part.columns, self.inputs) for part in self._parts]
+        for part, weight in zip(self._parts, restored, strict=True):
+            self._pool.call.by_unpack(
+                self._pool.address,
+                self._data.data_ptr(),
+                part.columns,
+                self.inputs,
+                self.storage.number,
+                part.first,
+                part.step,
+                weight.data_ptr(),
+            )
+        return restored
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[rows, inputs]` to float32 `[rows, columns]`."""
+        width = -(-self.inputs // _INPUT_GROUP) * _INPUT_GROUP
+        padded = torch.zeros(len(rows), width)
+        padded[:, : self.inputs] = rows
+        panels = -(-self.columns // PANEL_COLUMNS)
+        outputs = torch.empty(len(rows), panels * PANEL_COLUMNS)
+        matrix = self.matrix()
+        self._pool.call.by_linear(
+            self._pool.address,
+            matrix.data,
+            matrix.columns,
+            matrix.inputs,
+            matrix.storage,
+            matrix.bias,
+            padded.data_ptr(),
+            width,
+            len(rows),
+            outputs.data_ptr(),
+            outputs.shape[1],
+        )
+        return outputs[:, : self.columns]
+
+    def matrix(self) -> NativeMatrix:
+        """For the library; valid while this object lives."""
+        bias = self._bias.data_ptr() if self._bias is not None else None
+        return NativeMatrix(
+            self._data.data_ptr(), bias, self.columns, self.inputs, self.storage.number
+        )
+
+
+def _large_buffer(num_bytes: int) -> torch.Tensor:
+    """Memory in large pages where the system has them: weights are read from end to end."""
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
