@@ -41,7 +41,7 @@ def sanitized(sanitizer: str, *runs: str) -> tuple[int, dict[str, str]]:
             "PYTHONMALLOC": "malloc",
             "OMP_NUM_THREADS": "1",
             "ASAN_OPTIONS": "detect_leaks=0",
-            "TSAN_OPTIONS": "exitcode=66 suppress_equal_addresses=0",
+            "TSAN_OPTIONS": "exitcode=66",
         },
         capture_output=True,
         text=True,
@@ -71,9 +71,10 @@ def test_no_kernel_has_a_race() -> None:
     assert status == 0, reports
 
 
-def test_planted_races_are_reported() -> None:
-    status, reports = sanitized("thread", *RACES)
+# One process each: the sanitizer knows no lines of a library that is loaded after its first report.
+@pytest.mark.parametrize("fault", RACES)
+def test_a_planted_race_is_reported(fault: str) -> None:
+    status, reports = sanitized("thread", fault)
     assert status == 66, reports
-    for fault in RACES:
-        assert "data race" in reports[fault], reports
-        assert ".cuh:" in reports[fault] or ".cu:" in reports[fault]
+    assert "data race" in reports[fault], reports
+    assert ".cu:" in reports[fault]
