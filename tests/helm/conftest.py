@@ -33,6 +33,7 @@ FULL: dict[str, Any] = {
             "servedName": "Large",
             "groups": 3,
             "device": "cuda",
+            "tensorParallel": 4,
             "dtype": "bfloat16",
             "kvMemory": "60Gi",
             "hostBlocks": 4096,

@@ -57,17 +57,17 @@ def test_a_gpu_goes_to_the_engine_alone(render: Callable[..., Any], full: dict[s
     engine = rendered.pods["engine-large"]
     assert main_container(engine)["resources"] == {
         "requests": {"cpu": "2", "memory": "8Gi"},
-        "limits": {"memory": "128Gi", "nvidia.com/gpu": "1"},
+        "limits": {"memory": "128Gi", "nvidia.com/gpu": "4"},
     }
     assert engine["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}
     assert engine["runtimeClassName"] == "nvidia"
     groups = rendered.ray_service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     started = {group["groupName"]: group["rayStartParams"] for group in groups}
-    assert started["engine-large"]["num-gpus"] == "1"
+    assert started["engine-large"]["num-gpus"] == "4"
     for name in set(PODS) - {"engine-large"}:
         assert "nvidia.com/gpu" not in main_container(rendered.pods[name])["resources"]["limits"]
     # Each rank takes a CPU of Ray's, the engine a little.
-    assert started["engine-large"]["num-cpus"] == "2"
+    assert started["engine-large"]["num-cpus"] == "5"
 
 
 def test_the_head_does_no_model_work(render: Callable[..., Any]) -> None:

@@ -21,7 +21,7 @@ BY_THE_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"models": [MODEL | {"groups": {"min": 1, "max": 2}}]}, "at '/models/0/groups'"),
     ({"models": [MODEL | {"device": "tpu"}]}, "at '/models/0/device'"),
     ({"models": [MODEL | {"device": "auto"}]}, "at '/models/0/device'"),
-    ({"models": [MODEL | {"tensorParallel": 2}]}, "at '/models/0/tensorParallel': maximum"),
+    ({"models": [MODEL | {"tensorParallel": 0}]}, "at '/models/0/tensorParallel': minimum"),
     ({"models": [MODEL | {"id": "a/b/c"}]}, "at '/models/0/id'"),
     ({"models": [MODEL | {"kvDtype": "fp8"}]}, "additional properties 'kvDtype' not allowed"),
     ({"models": [MODEL | {"kvMemory": "lots"}]}, "at '/models/0/kvMemory'"),

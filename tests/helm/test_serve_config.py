@@ -54,6 +54,7 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
         "maxWaiting": 12,
         "preemption": "recompute",
         "stallSeconds": 33,
+        "tensorParallel": 2,
     }
     values = {
         "models": [WITNESS | own, WITNESS | {"name": "other", "id": "witness"}],
@@ -69,7 +70,7 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
     assert (config.num_host_blocks, config.kv_memory_bytes) == (7, 3 * 2**29)
     assert (config.threads, config.max_running, config.max_step_tokens) == (3, 11, 64)
     assert (config.max_waiting, config.preemption) == (12, PreemptionPolicy.RECOMPUTE)
-    assert (config.stall_seconds, config.num_groups, config.num_ranks) == (33, 2, 1)
+    assert (config.stall_seconds, config.num_groups, config.num_ranks) == (33, 2, 2)
     assert (config.grpc_host, config.grpc_port) == ("0.0.0.0", 6000)
     assert (config.metrics_host, config.metrics_port) == ("0.0.0.0", 6001)
     assert (config.drain_seconds, config.num_ingresses) == (44, 3)
