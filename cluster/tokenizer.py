@@ -72,6 +72,10 @@ class ModelTokenizer:
         """Tokens of a plain prompt, with the special tokens that the tokenizer adds."""
         return _encode(self._inner, text, add_special_tokens=True)
 
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text alone, without any that the tokenizer adds."""
+        return _encode(self._inner, text, add_special_tokens=False)
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Tokens of a conversation, up to where the assistant is to speak.
 
@@ -97,6 +101,14 @@ class ModelTokenizer:
         """Text of all tokens at once, without special tokens."""
         return str(self._inner.decode(list(token_ids), skip_special_tokens=True))
 
+    def spell(self, token_id: int) -> bytes:
+        """What a token alone spells, perhaps a part of a character; special tokens by name."""
+        if token_id in self._special:
+            return str(self._inner.id_to_token(token_id)).encode()
+        if self._byte_of is not None:
+            return self._bytes_of_token(token_id)
+        return self.decode((token_id,)).encode()
+
     def decoder(self) -> TokenDecoder:
         """A fresh decoder for one request's tokens."""
         if self._byte_of is not None:
@@ -115,10 +127,10 @@ class ModelTokenizer:
     def _bytes_of_token(self, token_id: int) -> bytes:
         known = self._token_bytes.get(token_id)
         if known is None:
-            known = self._token_bytes[token_id] = self._spell(token_id)
+            known = self._token_bytes[token_id] = self._spell_bytes(token_id)
         return known
 
-    def _spell(self, token_id: int) -> bytes:
+    def _spell_bytes(self, token_id: int) -> bytes:
         text = None if token_id in self._special else self._inner.id_to_token(token_id)
         if text is None or self._byte_of is None:
             return b""

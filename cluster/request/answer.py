@@ -1,16 +1,18 @@
 """One answer as it grows: from the engine's updates to chunks for the client.
 
 Counts tokens, keeps time, ends the answer at a stop string. Knows neither engine nor transport.
-Units: tokens, seconds.
+Units: tokens, seconds, characters.
 """
 
 from collections.abc import Callable
 
-from blockyard.cluster.request.detokenizer import Detokenizer
+from blockyard.cluster.request.detokenizer import Detokenizer, TextPiece
+from blockyard.cluster.request.logprob_messages import TokenSpeller
 from blockyard.cluster.request.token_decoder import TokenDecoder
 from blockyard.cluster.request.validation import GenerationOptions
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.request import FinishReason, RequestUpdate, Timings
+from blockyard.scheduler.sampling import TokenLogprobs
 
 __all__ = ["Answer"]
 
@@ -27,21 +29,25 @@ class Answer:
     def __init__(
         self,
         options: GenerationOptions,
-        num_prompt: int,
+        prompt_token_ids: tuple[int, ...],
         decoder: TokenDecoder,
+        speller: TokenSpeller,
         arrived_at: float,
         clock: Callable[[], float],
         choice: int = 0,
     ) -> None:
         self._choice = choice
         self._options = options
-        self._num_prompt = num_prompt
-        self._detokenizer = Detokenizer(decoder, options.stops)
+        self._prompt_token_ids = prompt_token_ids
+        self._detokenizer = Detokenizer(decoder, options.stops, options.include_stop)
+        self._speller = speller
         self._arrived_at = arrived_at
         self._clock = clock
         self._first_token_at: float | None = None
         self._num_completion = 0
         self._cached_tokens = 0
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._begun = False
         self._finished = False
 
     @property
@@ -55,28 +61,61 @@ class Answer:
             request_id=self._options.request_id, model=self._options.model, choice=self._choice
         )
         self._cached_tokens = max(self._cached_tokens, update.cached_tokens)
+        self._prompt_logprobs.extend(update.prompt_logprobs)
         if update.token_ids and self._first_token_at is None:
             self._first_token_at = self._clock()
         text: list[str] = []
-        stopped = False
-        for token_id in update.token_ids:
-            piece = self._detokenizer.push(token_id)
+        stop: str | None = None
+        last = len(update.token_ids) - 1
+        for index, token_id in enumerate(update.token_ids):
             chunk.token_ids.append(token_id)
+            if update.logprobs:
+                offset = len(self._options.echo_text) + self._detokenizer.num_decoded
+                told = self._speller.message(token_id, update.logprobs[index], offset)
+                chunk.logprobs.append(told)
+            if index == last and update.finish_reason is FinishReason.STOP:
+                piece = self._stop_at(chunk, token_id)
+            else:
+                piece = self._detokenizer.push(token_id)
             text.append(piece.text)
-            stopped = piece.stopped
-            if stopped:
+            stop = piece.stop
+            if stop is not None:
                 break  # what the engine made past the stop string was never asked for
         self._num_completion += len(chunk.token_ids)
-        if update.finish_reason is not None and not stopped:
+        if update.finish_reason is not None and stop is None:
             piece = self._detokenizer.flush()
             text.append(piece.text)
-            stopped = piece.stopped
+            stop = piece.stop
         chunk.text = "".join(text)
-        if stopped:
+        if stop is not None:
+            chunk.stop_text = stop
+            chunk.ClearField("stop_token_id")
             self._finish(chunk, FinishReason.STOP, update.timings)
         elif update.finish_reason is not None:
             self._finish(chunk, update.finish_reason, update.timings)
+        if not self._begun and (chunk.token_ids or self._finished):
+            self._begin(chunk)
         return chunk
+
+    def _stop_at(self, chunk: pb.GenerateChunk, token_id: int) -> TextPiece:
+        """The text of the token that ended the answer: none, unless it is to stay."""
+        if token_id in self._options.stop_token_ids:
+            chunk.stop_token_id = token_id
+            if not self._options.include_stop:
+                return TextPiece("")
+        return self._detokenizer.push(token_id)
+
+    def _begin(self, chunk: pb.GenerateChunk) -> None:
+        """What goes before the first token."""
+        self._begun = True
+        options = self._options
+        chunk.text = options.echo_text + chunk.text
+        if options.tell_prompt and self._choice == 0:
+            chunk.prompt.token_ids.extend(self._prompt_token_ids)
+            if options.score_prompt:
+                chunk.prompt.logprobs.extend(
+                    self._speller.prompt(self._prompt_token_ids, self._prompt_logprobs)
+                )
 
     def _finish(
         self, chunk: pb.GenerateChunk, reason: FinishReason, engine: Timings | None
@@ -84,7 +123,7 @@ class Answer:
         self._finished = True
         now = self._clock()
         chunk.finish_reason = _FINISH_REASONS[reason]
-        chunk.usage.prompt_tokens = self._num_prompt
+        chunk.usage.prompt_tokens = len(self._prompt_token_ids)
         chunk.usage.cached_tokens = self._cached_tokens
         chunk.usage.completion_tokens = self._num_completion
         timings = chunk.timings

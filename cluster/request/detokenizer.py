@@ -15,40 +15,49 @@ __all__ = ["Detokenizer", "StopMatcher", "TextPiece"]
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text that is certain now. `stopped`: a stop string ended the text; nothing follows."""
+    """Text that is certain now. `stop` is the stop string that ended it; nothing follows then."""
 
     text: str
-    stopped: bool = False
+    stop: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the text."""
+        return self.stop is not None
 
 
 class StopMatcher:
-    """Cuts a text before the first stop string that completes in it.
+    """Cuts a text before the first stop string that completes in it, or after it.
 
     Of stop strings that complete at the same character the longest counts. The outcome does not
     depend on how the text is divided into pieces.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
+        """With `include_stop` the stop string stays in the text."""
         self._stops = tuple(stops)
+        self._include_stop = include_stop
         self._fallbacks = tuple(_fallback_lengths(stop) for stop in self._stops)
         # For each stop string: how many of its first characters the text ends with.
         self._matched = [0] * len(self._stops)
         self._held = ""
-        self._stopped = False
+        self._stop: str | None = None
 
     def push(self, text: str) -> TextPiece:
         """Take more text and give out what can no longer be part of a stop string."""
-        if self._stopped:
-            return TextPiece("", stopped=True)
+        if self._stop is not None:
+            return TextPiece("", self._stop)
         if not self._stops:
             return TextPiece(text)
         pending = self._held + text
         for position in range(len(self._held), len(pending)):
-            length = self._advance(pending[position])
-            if length:
-                self._held, self._stopped = "", True
-                return TextPiece(pending[: position + 1 - length], stopped=True)
-        certain = len(pending) - max(self._matched)
+            stop = self._advance(pending[position])
+            if stop:
+                self._held, self._stop = "", stop
+                end = position + 1 - (0 if self._include_stop else len(stop))
+                return TextPiece(pending[:end], stop)
+        # With the stop string kept, all that comes before its completion is certain.
+        certain = len(pending) - (0 if self._include_stop else max(self._matched))
         self._held = pending[certain:]
         return TextPiece(pending[:certain])
 
@@ -57,9 +66,9 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _advance(self, character: str) -> int:
-        """Take one character; the length of the longest stop string it completes, or 0."""
-        completed = 0
+    def _advance(self, character: str) -> str:
+        """Take one character; the longest stop string it completes, or an empty one."""
+        completed = ""
         for index, stop in enumerate(self._stops):
             matched = self._matched[index]
             fallbacks = self._fallbacks[index]
@@ -68,7 +77,7 @@ class StopMatcher:
             if stop[matched] == character:
                 matched += 1
             if matched == len(stop):
-                completed = max(completed, matched)
+                completed = max(completed, stop, key=len)
             self._matched[index] = matched
         return completed
 
@@ -89,17 +98,29 @@ def _fallback_lengths(stop: str) -> tuple[int, ...]:
 class Detokenizer:
     """One request's text so far."""
 
-    def __init__(self, decoder: TokenDecoder, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decoder: TokenDecoder, stops: Sequence[str] = (), include_stop: bool = False
+    ) -> None:
         self._decoder = decoder
-        self._matcher = StopMatcher(stops)
+        self._matcher = StopMatcher(stops, include_stop)
+        self._num_decoded = 0
+
+    @property
+    def num_decoded(self) -> int:
+        """Characters of the tokens so far, those that are held back included."""
+        return self._num_decoded
 
     def push(self, token_id: int) -> TextPiece:
         """Take one token; the text that became certain by it."""
-        return self._matcher.push(self._decoder.push(token_id))
+        return self._take(self._decoder.push(token_id))
 
     def flush(self) -> TextPiece:
         """Give out all that was held: no more tokens come."""
-        piece = self._matcher.push(self._decoder.flush())
+        piece = self._take(self._decoder.flush())
         if piece.stopped:
             return piece
         return TextPiece(piece.text + self._matcher.flush())
+
+    def _take(self, text: str) -> TextPiece:
+        self._num_decoded += len(text)
+        return self._matcher.push(text)

@@ -5,7 +5,6 @@ out that is not the request's own end (client gone, stop string, failure) the en
 that the blocks are free within a step. Knows no gRPC. Units: tokens, seconds.
 """
 
-import asyncio
 import logging
 import secrets
 import time
@@ -15,9 +14,11 @@ from contextlib import aclosing
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.request.answer import Answer
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError, from_refusal
-from blockyard.cluster.request.choices import ChoiceStream, interleaved
+from blockyard.cluster.request.choices import answer_chunks
 from blockyard.cluster.request.limits import MAX_MODEL_NAME_CHARACTERS
+from blockyard.cluster.request.logprob_messages import TokenSpeller
 from blockyard.cluster.request.validation import PreparedRequest, client_fields, prepare_request
+from blockyard.cluster.request.whole_answer import WholeAnswer
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.request import RequestRefused
@@ -48,34 +49,11 @@ class GenerationService:
         Raises:
             ApiError: refused, or failed on the way.
         """
-        answers: dict[int, pb.Choice] = {}
-        texts: dict[int, list[str]] = {}
-        usage = pb.Usage()
+        answer = WholeAnswer()
         async with aclosing(self.stream(request)) as chunks:
             async for chunk in chunks:
-                answer = answers.setdefault(chunk.choice, pb.Choice(choice=chunk.choice))
-                texts.setdefault(chunk.choice, []).append(chunk.text)
-                answer.token_ids.extend(chunk.token_ids)
-                if chunk.finish_reason:
-                    answer.finish_reason = chunk.finish_reason
-                    answer.timings.CopyFrom(chunk.timings)
-                    usage.completion_tokens += chunk.usage.completion_tokens
-                    if chunk.choice == 0:  # the others find what this one has computed
-                        usage.prompt_tokens = chunk.usage.prompt_tokens
-                        usage.cached_tokens = chunk.usage.cached_tokens
-        for choice, answer in answers.items():
-            answer.text = "".join(texts[choice])
-        first = answers[0]
-        return pb.GenerateResponse(
-            request_id=chunk.request_id,
-            model=chunk.model,
-            text=first.text,
-            token_ids=first.token_ids,
-            finish_reason=first.finish_reason,
-            usage=usage,
-            timings=first.timings,
-            choices=[answers[choice] for choice in sorted(answers)],
-        )
+                answer.add(chunk)
+        return answer.response()
 
     async def stream(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
         """Every answer in pieces; its last has `finish_reason`. Close it to leave early.
@@ -86,8 +64,9 @@ class GenerationService:
         arrived_at = self._clock()
         try:
             prepared = await self._prepare(request)
-            choices = await self._start(prepared, arrived_at)
-            async with aclosing(interleaved(choices)) as chunks:
+            tokens = await self._dispatcher.submit(prepared.options.model, prepared.spec)
+            answers = self._answers(prepared, arrived_at)
+            async with aclosing(answer_chunks(tokens, answers)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except ApiError:
@@ -109,27 +88,21 @@ class GenerationService:
             )
         return await prepare_request(request, model, tokenizer)
 
-    async def _start(self, prepared: PreparedRequest, arrived_at: float) -> list[ChoiceStream]:
-        """Submit every answer; all or none."""
-        options = prepared.options
-        choices: list[ChoiceStream] = []
-        try:
-            for spec in prepared.choice_specs():
-                tokens = await self._dispatcher.submit(options.model, spec)
-                answer = Answer(
-                    options,
-                    num_prompt=len(spec.prompt_token_ids),
-                    decoder=self._tokenizers[options.model].decoder(),
-                    arrived_at=arrived_at,
-                    clock=self._clock,
-                    choice=spec.sampling.choice,
-                )
-                choices.append(ChoiceStream(tokens, answer))
-        except BaseException:
-            # Shielded: a second cancellation must not keep the blocks from being freed.
-            await asyncio.shield(asyncio.gather(*(choice.close() for choice in choices)))
-            raise
-        return choices
+    def _answers(self, prepared: PreparedRequest, arrived_at: float) -> list[Answer]:
+        """What is to be told of each choice."""
+        tokenizer = self._tokenizers[prepared.options.model]
+        return [
+            Answer(
+                prepared.options,
+                prepared.spec.prompt_token_ids,
+                decoder=tokenizer.decoder(),
+                speller=TokenSpeller(tokenizer.spell),
+                arrived_at=arrived_at,
+                clock=self._clock,
+                choice=choice,
+            )
+            for choice in range(prepared.spec.num_choices)
+        ]
 
 
 def find_model(dispatcher: Dispatcher, name: str, field: str) -> ModelDescription:

@@ -13,6 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from blockyard.cluster.request.api_error import ApiCode, ApiError
 
 __all__ = [
+    "MAX_BAD_WORD_STRINGS",
     "MAX_CHOICES",
     "MAX_MODEL_NAME_CHARACTERS",
     "MAX_STOPS",
@@ -29,6 +30,7 @@ __all__ = [
 MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
+MAX_BAD_WORD_STRINGS = 64
 MAX_MODEL_NAME_CHARACTERS = 256
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -6,15 +6,12 @@ Units: tokens.
 """
 
 import asyncio
-import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from blockyard.cluster.request.api_error import from_invalid_parameter
 from blockyard.cluster.request.chat_template import ChatTemplateError
 from blockyard.cluster.request.limits import (
-    MAX_CHOICES,
     check_known_fields,
     check_request_id,
     check_role,
@@ -22,10 +19,11 @@ from blockyard.cluster.request.limits import (
     check_text_size,
     invalid,
 )
+from blockyard.cluster.request.sampling_fields import check_served, resolve_sampling
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.request import RequestSpec
-from blockyard.scheduler.sampling import InvalidParameter, SamplingParams
+from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.description import ModelDescription
 
 __all__ = ["GenerationOptions", "PreparedRequest", "client_fields", "prepare_request"]
@@ -42,31 +40,28 @@ class GenerationOptions:
         request_id: the client's name for it, else the server's; echoed in answers.
         model: the model's name.
         stops: texts that end the answer.
-        num_choices: answers wanted.
+        include_stop: whether what ended the answer stays in its text.
+        stop_token_ids: stop tokens that the client named.
+        echo_text: what the answer's text begins with.
+        tell_prompt, score_prompt: whether the prompt's tokens, and how likely they were, are told.
     """
 
     request_id: str
     model: str
     stops: tuple[str, ...]
-    num_choices: int = 1
+    include_stop: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+    echo_text: str = ""
+    tell_prompt: bool = False
+    score_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request for an engine, and what to do with its tokens. `spec` is the first answer's."""
+    """A request for an engine, and what to do with its tokens."""
 
     spec: RequestSpec
     options: GenerationOptions
-
-    def choice_specs(self) -> Iterator[RequestSpec]:
-        """What is asked of engines: one request for each answer, the first one first."""
-        yield self.spec
-        for choice in range(1, self.options.num_choices):
-            yield replace(
-                self.spec,
-                request_id=f"{self.spec.request_id}.{choice}",
-                sampling=replace(self.spec.sampling, choice=choice),
-            )
 
 
 async def prepare_request(
@@ -79,10 +74,10 @@ async def prepare_request(
     """
     check_known_fields("request", request)
     check_request_id(request.request_id)
-    _check_not_served(request.sampling)
+    check_served(request.sampling)
     check_stops(request.sampling.stop)
     # Parameters are checked before the prompt: they cost nothing, tokenising may.
-    sampling = _sampling(request.sampling, model)
+    sampling = resolve_sampling(request.sampling, model, tokenizer)
     field, prompt = await _prompt(request, model, tokenizer)
     _check_fit(field, len(prompt), sampling, model.context_tokens)
     # Ids of our own keep requests apart whatever names clients choose.
@@ -93,12 +88,17 @@ async def prepare_request(
             prompt_token_ids=prompt,
             sampling=sampling,
             priority=request.sampling.priority,
+            num_choices=request.sampling.n if request.sampling.HasField("n") else 1,
         ),
         GenerationOptions(
             request.request_id or own_id,
             model.name,
             tuple(request.sampling.stop),
-            request.sampling.n if request.sampling.HasField("n") else 1,
+            include_stop=request.sampling.include_stop,
+            stop_token_ids=frozenset(request.sampling.stop_token_ids),
+            echo_text=_echo_text(request, prompt, tokenizer) if request.sampling.echo else "",
+            tell_prompt=request.sampling.echo or sampling.prompt_logprobs is not None,
+            score_prompt=sampling.prompt_logprobs is not None,
         ),
     )
 
@@ -108,36 +108,13 @@ def client_fields(request: pb.GenerateRequest) -> dict[str, str]:
     kind = request.WhichOneof("input")
     prompt = {"tokens": "tokens.ids", "chat": "chat.messages"}.get(kind or "", "prompt")
     sampling = ("max_tokens", "min_tokens")
-    return {"prompt": prompt, **{name: f"sampling.{name}" for name in sampling}}
+    return {"prompt": prompt, "n": "sampling.n", **{name: f"sampling.{name}" for name in sampling}}
 
 
-def _check_not_served(sampling: pb.SamplingParameters) -> None:
-    check_known_fields("sampling", sampling)
-    if sampling.HasField("n") and not 1 <= sampling.n <= MAX_CHOICES:
-        raise invalid("sampling.n", f"is {sampling.n}; 1 to {MAX_CHOICES} answers are given")
-    for name in ("logprobs", "tenant"):
-        if sampling.HasField(name):
-            raise invalid(f"sampling.{name}", "is not served yet; leave it out")
-
-
-def _sampling(sampling: pb.SamplingParameters, model: ModelDescription) -> SamplingParams:
-    for name in ("temperature", "top_p"):
-        value = getattr(sampling, name)
-        if not math.isfinite(value):
-            raise invalid(f"sampling.{name}", f"is {value}; it must be a finite number")
-    try:
-        return SamplingParams(
-            max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-            temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
-            top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
-            # As many as there are, or more, is all of them.
-            top_k=sampling.top_k if sampling.top_k < model.vocab_size else 0,
-            seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(64),
-            min_tokens=sampling.min_tokens,
-            stop_token_ids=() if sampling.ignore_eos else model.eos_token_ids,
-        )
-    except InvalidParameter as error:
-        raise from_invalid_parameter(error, "sampling") from None
+def _echo_text(
+    request: pb.GenerateRequest, prompt: Sequence[int], tokenizer: ModelTokenizer
+) -> str:
+    return request.prompt if request.HasField("prompt") else tokenizer.decode(prompt)
 
 
 async def _prompt(

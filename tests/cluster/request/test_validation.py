@@ -115,7 +115,6 @@ class TestRefusals:
             (dict(n=17), "sampling.n", "is 17; 1 to 16 answers"),
             (dict(n=0), "sampling.n", "is 0; 1 to 16 answers"),
             (dict(n=-1), "sampling.n", "is -1; 1 to 16 answers"),
-            (dict(logprobs=0), "sampling.logprobs", "not served"),
             (dict(tenant=""), "sampling.tenant", "not served"),
             (dict(stop=["x"] * 1000), "sampling.stop", "1,000"),
             (dict(stop=["ok", ""]), "sampling.stop[1]", "0 characters"),
