@@ -82,13 +82,12 @@ class NativeStepAttention:
     """One step's attention; see `AttentionStep` and `FusedStep`.
 
     Attributes:
-        batch: the step it serves.
+        step: the step it serves, for the library; valid while this object lives.
     """
 
     def __init__(self, pool: NativePool, batch: AttentionBatch) -> None:
-        self.batch = batch
         self._pool = pool
-        self._step, self._kept = native_step(
+        self.step, self._kept = native_step(
             batch.counts, batch.lengths, batch.block_tables, batch.slots
         )
         self._plans: dict[tuple[int, int], int] = {}
@@ -100,7 +99,7 @@ class NativeStepAttention:
         self._pool.call.by_write(
             self._pool.address,
             byref(layer),
-            byref(self._step),
+            byref(self.step),
             rows[0].data_ptr(),
             rows[1].data_ptr(),
             rows.shape[2],
@@ -142,7 +141,7 @@ class NativeStepAttention:
         self._pool.call.by_rotate_and_write(
             self._pool.address,
             byref(layer),
-            byref(self._step),
+            byref(self.step),
             byref(rotary),
             rows.data_ptr(),
             rows.shape[1],
@@ -154,7 +153,7 @@ class NativeStepAttention:
     def _plan(self, heads: int, kv_heads: int) -> int:
         if (heads, kv_heads) not in self._plans:
             address: int = self._pool.call.by_plan_new(
-                self._pool.address, byref(self._step), heads, kv_heads
+                self._pool.address, byref(self.step), heads, kv_heads
             )
             weakref.finalize(self, self._pool.call.by_plan_free, address)
             self._plans[heads, kv_heads] = address

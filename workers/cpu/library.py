@@ -29,7 +29,7 @@ __all__ = [
     "native_step",
 ]
 
-VERSION = 2
+VERSION = 3
 """Of the signatures below; `by_version` in `native/library.cpp` says the same."""
 
 NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -133,7 +133,6 @@ class NativeModel(Structure):
         ("hidden", c_int64),
         ("epsilon", c_float),
         ("head_epsilon", c_float),
-        ("scale", c_float),
         ("num_layers", c_int32),
         ("heads", c_int32),
         ("kv_heads", c_int32),
@@ -142,7 +141,8 @@ class NativeModel(Structure):
     )
 
 
-_Layer, _Step, _Rotary = POINTER(NativeLayer), POINTER(NativeStep), POINTER(NativeRotary)
+_Layer, _Step = POINTER(NativeLayer), POINTER(NativeStep)
+_Form, _Rotary = POINTER(NativeForm), POINTER(NativeRotary)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "by_version": (c_int32, ()),
     "by_supported": (c_int32, ()),
@@ -174,7 +174,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "by_attend": (
         None,
         (
-            *(c_void_p, c_void_p, _Layer, POINTER(NativeForm)),
+            *(c_void_p, c_void_p, _Layer, _Form),
             *(c_void_p, c_int64, c_void_p, c_int64),
         ),
     ),
@@ -184,8 +184,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (c_void_p, c_void_p, _Step, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
     ),
-    "by_decoder_run": (None, (c_void_p, c_void_p, _Layer)),
-    "by_decoder_attend": (None, (c_void_p, c_void_p, c_int32, _Layer, c_void_p)),
+    "by_decoder_run": (None, (c_void_p, c_void_p, _Layer, _Form)),
+    "by_decoder_attend": (None, (c_void_p, c_void_p, c_int32, _Layer, _Form, c_void_p)),
+    "by_decoder_rows": (c_int64, (c_void_p,)),
     "by_decoder_feed_forward": (None, (c_void_p, c_void_p, c_int32, c_void_p)),
     "by_decoder_add": (None, (c_void_p, c_void_p, c_void_p)),
     "by_decoder_finish": (None, (c_void_p, c_void_p, c_void_p, c_int64)),

@@ -33,7 +33,7 @@ extern "C" struct ByDecoder {
   const float *cosines, *sines;  // [positions][half]
   ByMatrix head;                 // also the embedding, where that is not given
   int64_t hidden;
-  float epsilon, head_epsilon, scale;
+  float epsilon, head_epsilon;
   int32_t num_layers, heads, kv_heads, head_dim, half;
 };
 
@@ -85,7 +85,7 @@ class Decoder {
   }
 
   // Attention of one layer. Added to the residual stream, unless `product` is to take it.
-  void attend(ThreadPool& pool, int index, const ByLayer& kv, float* product) {
+  void attend(ThreadPool& pool, int index, const ByLayer& kv, const ByForm& form, float* product) {
     const ByDecoderLayer& layer = layers_[static_cast<size_t>(index)];
     const Rows projected = projected_.fit(rows_, layer.projections.columns);
     const Rows normed = normalise(pool, layer.attention_norm);
@@ -96,7 +96,7 @@ class Decoder {
     ConstRows queries = projected;
     if (index + 1 == model_.num_layers && !all_wanted_) queries = keep_wanted(pool);
     const Rows attended = attended_.fit(rows_, layer.output.inputs);
-    plan_->run(pool, kv, ByForm{nullptr, model_.scale, 0, 0}, queries, attended);
+    plan_->run(pool, kv, form, queries, attended);
     add(pool, layer.output, attended, product);
   }
 

@@ -7,7 +7,7 @@ using namespace blockyard;
 extern "C" {
 
 // Raised when a signature below changes, so that a library of another time is not called.
-int32_t by_version() { return 2; }
+int32_t by_version() { return 3; }
 
 int32_t by_supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -84,18 +84,19 @@ void by_decoder_begin(ThreadPool* pool, Decoder* decoder, const ByStep* step, co
   decoder->begin(*pool, *step, tokens, positions, wanted, num_wanted, embedded);
 }
 
-// All layers of a model that is whole; `layers` are its parts of the pool.
-void by_decoder_run(ThreadPool* pool, Decoder* decoder, const ByLayer* layers) {
+// All layers of a model that is whole; `layers` are its parts of the pool, `forms` its formulas.
+void by_decoder_run(ThreadPool* pool, Decoder* decoder, const ByLayer* layers,
+                    const ByForm* forms) {
   for (int index = 0; index < decoder->num_layers(); ++index) {
-    decoder->attend(*pool, index, layers[index], nullptr);
+    decoder->attend(*pool, index, layers[index], forms[index], nullptr);
     decoder->feed_forward(*pool, index, nullptr);
   }
 }
 
 // Half a layer of a rank: `product`, `[rows][hidden]`, waits for the other ranks' products.
 void by_decoder_attend(ThreadPool* pool, Decoder* decoder, int32_t index, const ByLayer* layer,
-                       float* product) {
-  decoder->attend(*pool, index, *layer, product);
+                       const ByForm* form, float* product) {
+  decoder->attend(*pool, index, *layer, *form, product);
 }
 
 void by_decoder_feed_forward(ThreadPool* pool, Decoder* decoder, int32_t index, float* product) {
@@ -105,6 +106,9 @@ void by_decoder_feed_forward(ThreadPool* pool, Decoder* decoder, int32_t index, 
 void by_decoder_add(ThreadPool* pool, Decoder* decoder, const float* product) {
   decoder->add_product(*pool, product);
 }
+
+// Rows that are left: all of the step's, or after the last layer's attention the wanted ones.
+int64_t by_decoder_rows(Decoder* decoder) { return decoder->rows(); }
 
 void by_decoder_finish(ThreadPool* pool, Decoder* decoder, float* logits, int64_t stride) {
   decoder->finish(*pool, logits, stride);
