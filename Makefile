@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -q
 .DELETE_ON_ERROR:
 # One pip at a time may work on .venv, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-long test-all soak mutation check format protos check-protos constraints clean distclean
+.PHONY: help setup demo test test-long test-all soak mutation check format protos check-protos docs constraints clean distclean
 
 help: ## list the targets
 	@echo "Blockyard. Targets:"
@@ -70,6 +70,9 @@ check-protos: $(STAMPS)/dev
 			|| { echo "protos/ differs from its .proto files: run 'make protos' and commit" >&2; exit 1; }; \
 	done
 	@echo "protos: stubs match"
+
+docs: $(STAMPS)/dev ## build the documentation into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The torch pin is moved by hand alone: it decides which builds a machine can choose from.
 constraints: $(STAMPS)/venv ## resolve the newest versions of .[dev] into constraints.txt

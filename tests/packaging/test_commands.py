@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/structure.md")
+DOCUMENTS = (
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+)
 
 # An interpreter that notes how it was called, and makes a .venv of tools that do the same.
 RECORDER = """#!/bin/sh
