@@ -10,6 +10,7 @@ from blockyard.scheduler.plan import StepPlan, StepResult
 __all__ = [
     "DEVICES",
     "DTYPES",
+    "WEIGHTS",
     "AllocatorMemory",
     "Executor",
     "Formation",
@@ -21,6 +22,7 @@ __all__ = [
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
 
 
 class WorkerKind(StrEnum):
@@ -40,6 +42,8 @@ class WorkerConfig:
         device: `auto`, `cpu` or `cuda`.
         dtype: `auto` (float32 on CPU, the checkpoint's own on a GPU), `float32`, `bfloat16`,
             `float16`.
+        weights: how a CPU keeps weights, whatever the dtype of sums: `auto` (fp32), `fp32`, `bf16`,
+            `int8`, `int4`; see `workers/cpu/packed.py`.
         block_size: token slots in a block.
         num_blocks: pool size; None means: measure.
         num_host_blocks: blocks kept in host memory for swapping; None means the device's default.
@@ -55,6 +59,7 @@ class WorkerConfig:
     kind: WorkerKind = WorkerKind.MODEL
     device: str = "auto"
     dtype: str = "auto"
+    weights: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
     num_host_blocks: int | None = None
