@@ -57,6 +57,8 @@ def ray_cluster(address: str | None) -> Iterator[None]:
     else:
         # Ray counts logical CPUs: a rank takes one, and engine and ingress a little each.
         ray.init(
+            # Without this Ray would look for a cluster that somebody else has started here.
+            address="local",
             num_cpus=max(4, os.cpu_count() or 1),
             namespace=NAMESPACE,
             include_dashboard=False,

@@ -43,6 +43,10 @@ OFFLINE = ("plan", "measure", "replay", "bench")
 VLLM = """vllm:num_requests_running 3.0
 vllm:kv_cache_usage_perc 0.5
 vllm:cache_config_info{block_size="16",num_gpu_blocks="2000"} 1.0
+vllm:request_prompt_tokens_bucket{le="1000"} 100
+vllm:request_prompt_tokens_bucket{le="+Inf"} 100
+vllm:request_generation_tokens_bucket{le="400"} 100
+vllm:request_generation_tokens_bucket{le="+Inf"} 100
 """
 
 
@@ -124,9 +128,8 @@ def test_lines_that_need_no_server(lines: list[str], tmp_path: Path) -> None:
     try:
         for line in filter(lambda line: kind_of(line) == "offline", lines):
             line = line.replace("TRACE", TRACE).replace("memory.png", str(tmp_path / "memory.png"))
-            line = line.replace(
-                "127.0.0.1:8000 --seconds 180", f"127.0.0.1:{server.server_port} --seconds 1"
-            )
+            line = line.replace("127.0.0.1:8000", f"127.0.0.1:{server.server_port}")
+            line = line.replace("--seconds 180", "--seconds 1")
             if "bench scheduler" in line:
                 line += " --steps 200" if "--steps" in _help("bench", "scheduler") else ""
             words = shlex.split(line)[1:]

@@ -1,9 +1,11 @@
 """Draining a node's Ray lets the streams on it end whole, and then its replicas."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -85,14 +87,18 @@ def test_a_stream_outlives_the_news(tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     told = tmp_path / "told.json"
-    ran = subprocess.run(
-        [sys.executable, "-c", DRIVE, str(port), str(NUM_TOKENS), str(told)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=290,
-        cwd=tmp_path,
-    )
+    # `ray start` notes its cluster for all who start Ray on this machine, in the folder that this
+    # names; it must be short, for sockets lie in it.
+    with tempfile.TemporaryDirectory(prefix="by", dir="/tmp") as folder:
+        ran = subprocess.run(
+            [sys.executable, "-c", DRIVE, str(port), str(NUM_TOKENS), str(told)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=290,
+            cwd=tmp_path,
+            env={**os.environ, "RAY_TMPDIR": folder},
+        )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(told.read_text())
     assert found["seen_at"] < NUM_TOKENS, "the stream was over before the node was drained"
