@@ -7,6 +7,7 @@ Units: seconds, tokens, blocks, bytes.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["CostModel", "RateMeter"]
@@ -94,14 +95,15 @@ class _Rate:
             return self._amount / self._seconds if self._seconds else 0.0
         return (self._amount + missing) / (self._seconds + missing / self._start)
 
-    def rest(self) -> None:
-        """A step has passed: what was observed counts a little less, if there is anything else.
+    def rest(self, steps: int = 1) -> None:
+        """Steps have passed: what was observed counts a little less, if there is anything else.
 
         Else a rate that was bad once would stay so for ever, because nobody would try it again.
         """
-        if self._start > 0:
-            self._amount *= _KEPT_A_STEP
-            self._seconds *= _KEPT_A_STEP
+        if self._start > 0 and self._amount:
+            for _ in range(steps):
+                self._amount *= _KEPT_A_STEP
+                self._seconds *= _KEPT_A_STEP
 
     def observe(self, amount: float, seconds: float) -> None:
         """Add one measurement; a wild one is drawn in, so that one hiccup moves little."""
@@ -159,6 +161,16 @@ class RateMeter:
             decode = self._decode_seconds if decode_tokens else 0.0
             decode = min(decode, seconds * _LARGEST_DECODE_SHARE)
             self._prefill.observe(prefill_tokens, seconds - decode)
+
+    def observe_decodes(self, seconds: Sequence[float]) -> None:
+        """Steps of decodes alone have taken so long: as many calls of `observe_step`, cheaper."""
+        step, decode, observed = self._step_seconds, self._decode_seconds, 0
+        for length in seconds:
+            if _is_time(length):
+                step, decode = _moved(step, length), _moved(decode, length)
+                observed += 1
+        self._link.rest(observed)
+        self._step_seconds, self._decode_seconds = step, decode
 
     def observe_copy(self, num_blocks: int, seconds: float) -> None:
         """A step has moved `num_blocks` blocks over the link, either way, in `seconds`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from blockyard.scheduler.ledger import GroupLedger
 
-__all__ = ["Candidate", "choose_group"]
+__all__ = ["Candidate", "choose_group", "delay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +36,20 @@ class Candidate:
 
 
 def choose_group(candidates: Sequence[Candidate], prompt_tokens: int) -> str | None:
-    """The group that can start a request of `prompt_tokens` soonest; None without candidates.
+    """The group that can start a request of `prompt_tokens` soonest; None without candidates."""
+    if not candidates:
+        return None
+    return min(candidates, key=lambda candidate: delay(candidate, prompt_tokens)).group_id
+
+
+def delay(candidate: Candidate, prompt_tokens: int) -> tuple[int, int, int, str]:
+    """How long a group would let a request of `prompt_tokens` wait: the least is the best.
 
     Groups that have the blocks and no queue come first, then the shortest queue, then the most
     free blocks; the id breaks ties so that the choice is the same everywhere.
     """
-    if not candidates:
-        return None
-
-    def delay(candidate: Candidate) -> tuple[int, int, int, str]:
-        short = -(-prompt_tokens // candidate.ledger.block_size) > candidate.free_blocks
-        waits = candidate.queued + (1 if short else 0)
-        return (
-            waits,
-            -candidate.free_blocks,
-            candidate.ledger.requests.running,
-            candidate.group_id,
-        )
-
-    return min(candidates, key=delay).group_id
+    ledger = candidate.ledger
+    requests, free = ledger.requests, candidate.free_blocks
+    short = prompt_tokens > free * ledger.block_size
+    waits = requests.waiting + requests.parked + short
+    return waits, -free, requests.running, candidate.group_id

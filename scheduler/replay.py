@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 
-from blockyard.scheduler.placement import choose_group
 from blockyard.scheduler.simulated.arrivals import Arrival
+from blockyard.scheduler.simulated.binder import Binder
 from blockyard.scheduler.simulated.group import SimulatedGroup
 from blockyard.scheduler.simulated.records import ReplayRecords
 
@@ -85,13 +85,15 @@ class _Loop:
         self._groups = groups
         self._records = records
         self._run_ahead = run_ahead
-        self._by_id = {group.group_id: index for index, group in enumerate(groups)}
+        self._binder = Binder(groups)
         self._ends: list[tuple[float, int]] = []
         # When what each group does ends; other entries of the heap are void.
         self._end_of: list[float | None] = [None] * len(groups)
 
     def by_time(self, arrivals: Iterator[Arrival]) -> None:
         """Requests come at their recorded times and are bound to a group then."""
+        for index in range(len(self._groups)):
+            self._binder.open(index)
         arrival = next(arrivals, None)
         while arrival is not None or self._ends:
             until = math.inf if arrival is None else arrival.seconds
@@ -101,7 +103,10 @@ class _Loop:
                     self._groups[index].finish(now)
                     self._begin(index, now, ahead=self._run_ahead)
             elif arrival is not None:
-                self._take(self._choose(arrival), arrival)
+                chosen = self._binder.choose(arrival.prompt_tokens, arrival.seconds)
+                if chosen is None:
+                    raise ValueError("there is no group to replay on")
+                self._take(chosen, arrival)
                 arrival = next(arrivals, None)
 
     def fed(
@@ -138,6 +143,7 @@ class _Loop:
 
     def _expect(self, index: int, end: float | None) -> None:
         self._end_of[index] = end
+        self._binder.note(index)
         if end is not None:
             heapq.heappush(self._ends, (end, index))
 
@@ -153,11 +159,4 @@ class _Loop:
         if sooner is not None:
             self._expect(index, sooner)
         group.submit(arrival, now)
-
-    def _choose(self, arrival: Arrival) -> int:
-        now = arrival.seconds
-        candidates = [group.candidate(now) for group in self._groups]
-        chosen = choose_group(candidates, arrival.prompt_tokens)
-        if chosen is None:
-            raise ValueError("there is no group to replay on")
-        return self._by_id[chosen]
+        self._binder.note(index)

@@ -6,9 +6,7 @@ scheduler, or one contiguous piece for each request. Units: simulated seconds, t
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.placement import Candidate
@@ -16,6 +14,7 @@ from blockyard.scheduler.simulated.arrivals import Arrival
 from blockyard.scheduler.simulated.memory_timeline import SlotState
 from blockyard.scheduler.simulated.records import ReplayRecords
 from blockyard.scheduler.simulated.step_cost import StepCost
+from blockyard.scheduler.simulated.stretch import Stretch
 
 __all__ = ["MOST_STEPS_AHEAD", "SimulatedGroup"]
 
@@ -35,22 +34,6 @@ class _Life:
         self.arrived = arrived
         self.output_tokens = output_tokens
         self.last_token: float | None = None
-
-
-class _Stretch:
-    """Steady steps that lie ahead and are not done yet: they may be cut short."""
-
-    __slots__ = ("began", "blocks_taken", "ends", "seconds")
-
-    def __init__(self, began: float, seconds: list[float], blocks_taken: list[int]) -> None:
-        self.began = began
-        self.seconds = seconds
-        self.ends = list(accumulate(seconds, initial=began))[1:]
-        self.blocks_taken = blocks_taken
-
-    def done_at(self, now: float) -> int:
-        """Steps that have ended at a moment."""
-        return bisect_right(self.ends, now)
 
 
 class SimulatedGroup(ABC):
@@ -76,7 +59,7 @@ class SimulatedGroup(ABC):
         self._cost = cost
         self._lives: dict[str, _Life] = {}
         self._ledger: GroupLedger | None = None
-        self._stretch: _Stretch | None = None
+        self._stretch: Stretch | None = None
         self._candidate: Candidate | None = None
         self._candidate_until = math.inf
         self._since = 0.0
@@ -182,7 +165,7 @@ class SimulatedGroup(ABC):
         if len(taken) > 1:
             rows, context = self._context()
             seconds = self._cost.decode_run(rows, context, len(taken) - 1)
-            self._stretch = _Stretch(now, seconds, taken)
+            self._stretch = Stretch(now, seconds, taken)
             self._candidate = None
             return self._stretch.ends[-1]
         return self._begin_step(now)
@@ -194,21 +177,18 @@ class SimulatedGroup(ABC):
             self._end_step(now)
         else:
             self._stretch = None
-            self._run_ahead(stretch, len(stretch.ends))
+            self._run_ahead(stretch)
 
     def cut(self, now: float) -> float | None:
-        """Bring the books up to a moment that lies before the end of what was begun.
+        """Let what was begun end with the step that is in flight at a moment.
 
         Returns:
-            When the step ends that is in flight now, if that is news: the end told before is void.
+            When that step ends, if that is news: the end told before is void.
         """
         stretch = self._stretch
-        if stretch is None:
+        if stretch is None or not stretch.shorten(stretch.done_at(now) + 1):
             return None
-        done = stretch.done_at(now)
-        self._stretch = None
-        self._run_ahead(stretch, done)
-        return self._begin_step(stretch.ends[done - 1] if done else stretch.began)
+        return stretch.ends[-1]
 
     def account(self, now: float) -> None:
         """Book the memory as it was since the last change up to now."""
@@ -247,28 +227,25 @@ class SimulatedGroup(ABC):
             records.output_tokens += lives.pop(name).output_tokens
         records.simulated_seconds = max(records.simulated_seconds, now)
 
-    def _run_ahead(self, stretch: _Stretch, count: int) -> None:
-        """Do the first `count` steps of a stretch."""
-        if not count:
-            return
+    def _run_ahead(self, stretch: Stretch) -> None:
+        count, ended = len(stretch.ends), stretch.ends[-1]
         self.account(stretch.began)
         rows, _ = self._context()
         before = self._read_state()
-        seconds = stretch.seconds[:count]
-        self._run_steps(seconds)
+        self._run_steps(stretch.seconds)
         self._note_change()
-        ended = stretch.ends[count - 1]
         self._all_answered = ended
         self.records.simulated_seconds = max(self.records.simulated_seconds, ended)
-        for length in seconds:
-            self.records.between_tokens.add(length, rows)
+        self.records.between_tokens.add_rising(stretch.seconds, rows)
         for first in range(0, count, _DRAWN_AT_ONCE):
             self._hold_ahead(stretch, before, rows, first, min(count, first + _DRAWN_AT_ONCE))
         self._since = ended
-        self._set_state(self._read_state())
+        # Nobody came or went; each step holds at least as much as the one before.
+        taken = stretch.blocks_taken[count] * self.block_size
+        self._note_held(int(before.filled + before.reserved + before.internal) + taken)
 
     def _hold_ahead(
-        self, stretch: _Stretch, before: SlotState, rows: int, first: int, last: int
+        self, stretch: Stretch, before: SlotState, rows: int, first: int, last: int
     ) -> None:
         """Book the memory during steps `first` up to `last`, counted from the state before all."""
         began = stretch.ends[first - 1] if first else stretch.began
@@ -290,6 +267,9 @@ class SimulatedGroup(ABC):
     def _set_state(self, state: SlotState) -> None:
         if state.running != self._state.running:
             self.records.count_running(int(state.running - self._state.running))
-        held = int(state.filled + state.reserved + state.internal)
-        self.records.peak_held_slots = max(self.records.peak_held_slots, held)
+        self._note_held(int(state.filled + state.reserved + state.internal))
         self._state = state
+
+    def _note_held(self, slots: int) -> None:
+        if slots > self.records.peak_held_slots:
+            self.records.peak_held_slots = slots

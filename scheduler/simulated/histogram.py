@@ -4,6 +4,7 @@ Buckets grow by one percent from one to the next. Knows no units: those of what 
 """
 
 import math
+from collections.abc import Sequence
 
 __all__ = ["Histogram"]
 
@@ -21,10 +22,21 @@ class Histogram:
 
     def add(self, value: float, count: int = 1) -> None:
         """`value` has occurred `count` times."""
-        bucket = math.floor(math.log(max(value, _SMALLEST)) / _GROWTH)
+        bucket = _bucket(value)
         self._counts[bucket] = self._counts.get(bucket, 0) + count
         self.count += count
         self.total += value * count
+
+    def add_rising(self, values: Sequence[float], count: int = 1) -> None:
+        """Each of `values`, none of which is below the one before, has occurred `count` times."""
+        first, last = _bucket(values[0]), _bucket(values[-1])
+        if first != last:
+            for value in values:
+                self.add(value, count)
+            return
+        self._counts[first] = self._counts.get(first, 0) + count * len(values)
+        self.count += count * len(values)
+        self.total += sum(values) * count
 
     def quantile(self, share: float) -> float | None:
         """The value that `share` of all do not exceed; None when there are none."""
@@ -37,3 +49,7 @@ class Histogram:
             if passed >= wanted:
                 return math.exp((bucket + 0.5) * _GROWTH)
         raise AssertionError(f"{passed} values are in buckets, {self.count} were counted")
+
+
+def _bucket(value: float) -> int:
+    return math.floor(math.log(max(value, _SMALLEST)) / _GROWTH)

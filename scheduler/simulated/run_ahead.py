@@ -84,8 +84,7 @@ def run_ahead(
             batch.publish(request)
     if batch.num_merged > merged:
         raise ValueError("two requests have answered the same; steps ahead cannot tell when")
-    for length in seconds:
-        batch.parking.note_step(0, len(batch.running), 0, length)
+    batch.parking.rates.observe_decodes(seconds)
     batch.acknowledge(step)
 
 

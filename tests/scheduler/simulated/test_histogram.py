@@ -27,3 +27,18 @@ def test_a_value_may_count_often() -> None:
     assert histogram.quantile(0.5) == pytest.approx(1.0, rel=0.006)
     assert histogram.quantile(1.0) == pytest.approx(50.0, rel=0.006)
     assert histogram.quantile(0.0) == pytest.approx(1e-9, rel=0.006)
+
+
+def test_rising_values_count_as_one_by_one() -> None:
+    rng = random.Random(3)
+    one, many = Histogram(), Histogram()
+    for _ in range(200):
+        start, slope = rng.uniform(0.001, 0.1), rng.uniform(0.0, 0.001)
+        values = [start * (1 + slope * index) for index in range(rng.randrange(1, 30))]
+        many.add_rising(values, 3)
+        for value in values:
+            one.add(value, 3)
+    assert many.count == one.count
+    assert many.total == pytest.approx(one.total)
+    for share in range(101):
+        assert many.quantile(share / 100) == one.quantile(share / 100)
