@@ -6,6 +6,7 @@ The last token of an answer is sent but never read back, so it needs no slot: a 
 """
 
 from collections.abc import Container
+from dataclasses import replace
 
 from blockyard.scheduler.block_keys import MAX_TOKEN_ID
 from blockyard.scheduler.config import SchedulerConfig
@@ -17,8 +18,10 @@ from blockyard.scheduler.deadline import (
     least_tokens,
 )
 from blockyard.scheduler.request import RefusalCode, Request, RequestRefused, RequestSpec
+from blockyard.scheduler.sampling import InvalidParameter
+from blockyard.scheduler.snapshot import RequestSnapshot, check_snapshot
 
-__all__ = ["refuse_hopeless", "refuse_now", "resolve_max_tokens"]
+__all__ = ["refuse_hopeless", "refuse_now", "refuse_snapshot", "resolve_max_tokens"]
 
 
 def resolve_max_tokens(spec: RequestSpec, config: SchedulerConfig, num_blocks: int) -> int:
@@ -108,6 +111,22 @@ def refuse_now(
             f"{num_waiting} requests wait already, at most {config.max_waiting} may; try again "
             "later",
         )
+
+
+def refuse_snapshot(snapshot: RequestSnapshot, config: SchedulerConfig, num_blocks: int) -> None:
+    """Refuse a request that another scheduler served and this one could never finish.
+
+    Raises:
+        RequestRefused: INVALID, naming the part.
+    """
+    spec = snapshot.spec
+    try:
+        sampling = replace(spec.sampling, max_tokens=snapshot.max_tokens)
+    except InvalidParameter as error:
+        raise _invalid(error.field, error.message) from None
+    # Its choices need not run at once, so each is judged alone.
+    resolve_max_tokens(replace(spec, sampling=sampling, num_choices=1), config, num_blocks)
+    check_snapshot(snapshot, config.max_running)
 
 
 def refuse_hopeless(request: Request, tokens_ahead: int, rates: CostModel) -> None:

@@ -144,11 +144,11 @@ class WaitingQueue:
         order: list[Request] = []
         for rank in self._ranks:
             members = [m for m in self._members.values() if -m.spec.priority == rank]
-            members.sort(key=lambda m: m.sequence)
+            members.sort()
             parked = deque(m for m in members if m.state is RequestState.PARKED)
             waiting = [m for m in members if m.state is RequestState.WAITING]
-            for request in sorted(waiting, key=lambda m: (self.charged(m), m.sequence)):
-                while parked and parked[0].sequence < request.sequence:
+            for request in sorted(waiting, key=lambda m: (self.charged(m), m.urgency)):
+                while parked and parked[0] < request:
                     order.append(parked.popleft())
                 order.append(request)
             order.extend(parked)
@@ -217,7 +217,7 @@ class WaitingQueue:
                 del line.waiting[tenant]
             elif not line.is_turn_of(tenant, waiting.sequence):
                 waiting = None  # it was charged since, or its oldest has left: it queues up anew
-        if parked is not None and (waiting is None or parked.sequence < waiting.sequence):
+        if parked is not None and (waiting is None or parked < waiting):
             return parked
         if waiting is None:
             raise AssertionError("a line that counts requests holds none")

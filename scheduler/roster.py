@@ -10,6 +10,7 @@ from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.block_table import BlockTable
 from blockyard.scheduler.endings import reason_to_end
 from blockyard.scheduler.request import FinishReason, Request, RequestSpec, RequestState
+from blockyard.scheduler.snapshot import ChoiceSnapshot, RequestSnapshot, take_snapshot
 
 __all__ = ["Roster"]
 
@@ -40,16 +41,29 @@ class Roster:
         """The choices of a request that have not ended; none when it is not served."""
         return tuple(self._members.get(request_id, ()))
 
-    def make(self, spec: RequestSpec, max_tokens: int, now: float) -> Request:
-        """The one member with which a request begins; it forks when its prompt is computed."""
+    def make(
+        self,
+        spec: RequestSpec,
+        max_tokens: int,
+        arrived_at: float,
+        choice: ChoiceSnapshot | None = None,
+    ) -> Request:
+        """The one member with which a request begins, or one choice of a request that goes on.
+
+        The first forks when its prompt is computed.
+        """
+        if choice is None:
+            choice = ChoiceSnapshot(begins=tuple(range(1, spec.num_choices)))
         request = Request(
             spec=spec,
             sequence=self._next_sequence,
             max_tokens=max_tokens,
             table=BlockTable(self._batch.config.block_size),
-            arrived_at=now,
-            tokens=list(spec.prompt_token_ids),
-            pending_forks=list(range(1, spec.num_choices)),
+            arrived_at=arrived_at,
+            choice=choice.choice,
+            tokens=[*spec.prompt_token_ids, *choice.token_ids],
+            pending_forks=list(choice.begins),
+            num_scored=choice.num_scored,
         )
         self._batch.cache.join(request)
         return request
@@ -59,6 +73,28 @@ class Roster:
         self._next_sequence += 1
         self._members[request.request_id] = [request]
         self._batch.queue.push(request)
+
+    def snapshot(self, request_id: str, now: float) -> RequestSnapshot | None:
+        """A request's value; None when it is not served."""
+        members = self._members.get(request_id)
+        extra = self._extra_choices.get(request_id, ())
+        return take_snapshot(members, extra, now) if members else None
+
+    def resume(self, snapshot: RequestSnapshot, now: float) -> None:
+        """Serve a request from its value: its choices wait, and have computed nothing here."""
+        spec = snapshot.spec
+        members = []
+        for choice in snapshot.choices:
+            member = self.make(spec, snapshot.max_tokens, now - snapshot.age_seconds, choice)
+            # All but the newest token were computed elsewhere, if any was produced.
+            member.num_lost = len(member.tokens) - 1 if choice.token_ids else 0
+            members.append(member)
+        self._next_sequence += 1
+        self._members[spec.request_id] = members
+        if snapshot.extra_choices:
+            self._extra_choices[spec.request_id] = set(snapshot.extra_choices)
+        for member in members:
+            self._batch.queue.push(member)
 
     def abort(self, request_id: str, choice: int | None) -> bool:
         """End a request, or one of its choices, in whatever state; False when it is not served.
@@ -172,4 +208,6 @@ class Roster:
             cached_tokens=parent.cached_tokens,
             started_at=parent.started_at,
             first_token_at=parent.first_token_at,
+            # What the model thought of the prompt is told with the first choice.
+            num_scored=parent.num_prompt,
         )

@@ -12,7 +12,12 @@ from blockyard.scheduler.commit import commit_step
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.deadline import DeadlineWatch, least_tokens
-from blockyard.scheduler.door import refuse_hopeless, refuse_now, resolve_max_tokens
+from blockyard.scheduler.door import (
+    refuse_hopeless,
+    refuse_now,
+    refuse_snapshot,
+    resolve_max_tokens,
+)
 from blockyard.scheduler.draft import PlanDraft
 from blockyard.scheduler.endings import last_update
 from blockyard.scheduler.explain import Explanation, explain
@@ -27,6 +32,7 @@ from blockyard.scheduler.request import (
 )
 from blockyard.scheduler.roster import Roster
 from blockyard.scheduler.simulated.run_ahead import run_ahead, steady_steps
+from blockyard.scheduler.snapshot import RequestSnapshot
 
 __all__ = ["Scheduler", "StepOrderError"]
 
@@ -76,8 +82,11 @@ class Scheduler:
         """Whether any choice of a request has not ended."""
         return request_id in self._roster
 
-    def submit(self, spec: RequestSpec, now: float) -> None:
+    def submit(self, spec: RequestSpec, now: float) -> int:
         """Take a request in.
+
+        Returns:
+            Most tokens of an answer: what was asked for, else what fits.
 
         Raises:
             RequestRefused: INVALID naming the field, UNAVAILABLE when draining, EXHAUSTED when too
@@ -94,6 +103,24 @@ class Scheduler:
             refuse_hopeless(request, batch.queue.tokens_ahead(spec.priority), rates)
             self._deadlines.add(request, rates)
         self._roster.add(request)
+        return max_tokens
+
+    def snapshot(self, request_id: str, now: float) -> RequestSnapshot | None:
+        """The value of a request, to go on with elsewhere; None when it is not served."""
+        return self._roster.snapshot(request_id, now)
+
+    def resume(self, snapshot: RequestSnapshot, now: float) -> None:
+        """Take in a request that another scheduler served, and go on from where it stood.
+
+        It was admitted once: it is not refused because many wait, nor for its deadline.
+
+        Raises:
+            RequestRefused: INVALID when it could never be finished here, or its id is in use;
+                UNAVAILABLE when draining.
+        """
+        refuse_snapshot(snapshot, self.config, self._num_blocks)
+        refuse_now(snapshot.spec.request_id, self._roster, self._draining, 0, self.config)
+        self._roster.resume(snapshot, now)
 
     def abort(self, request_id: str, choice: int | None = None) -> bool:
         """End a request, or one choice, in whatever state; False when it is not served (any more).
