@@ -10,9 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from blockyard.cuda.attention_arguments import (
+    attention_arguments,
+    attention_defines,
+    padded_row_bytes,
+)
 from blockyard.cuda.backend import AttentionForm, LayerKV
 from blockyard.cuda.launch import KernelLibrary, address
 from blockyard.cuda.sources import Build
+from blockyard.cuda.upload import Upload
 from blockyard.cuda.work_list import WorkList, plan_decode
 
 __all__ = ["DecodeAttention", "DecodeRows", "decode_build", "decode_shared_bytes"]
@@ -52,18 +58,14 @@ def decode_build(
 ) -> Build:
     """The build of the decode kernel for one shape; `sharing` query heads read one KV head."""
     stages = _stages(head_dim, kv_dtype)
-    build = Build.of(
+    return Build.of(
         "decode.cu",
-        HEAD_DIM=head_dim,
-        BF16=dtype is torch.bfloat16,
-        KV_FP8=kv_dtype is torch.float8_e4m3fn,
-        BLOCK_SIZE=block_size,
+        **attention_defines(dtype, kv_dtype, head_dim, block_size),
         GROUP=sharing,
         SOFT_CAP=soft_cap,
         STAGES=stages,
         MIN_BLOCKS=2 if stages * _stage_bytes(head_dim, kv_dtype) <= _SHARED_BYTES else 1,
     )
-    return build
 
 
 def decode_shared_bytes(build: Build) -> int:
@@ -77,9 +79,7 @@ def decode_shared_bytes(build: Build) -> int:
 
 def _stage_bytes(head_dim: int, kv_dtype: torch.dtype) -> int:
     """One stage of all warps: a slice of keys and one of values each."""
-    chunks = head_dim * kv_dtype.itemsize // 16
-    padded = chunks if chunks % 8 == 0 or chunks == 4 else chunks | 1
-    return _WARPS * 2 * _SLICE * padded * 16
+    return _WARPS * 2 * _SLICE * padded_row_bytes(head_dim, kv_dtype)
 
 
 def _stages(head_dim: int, kv_dtype: torch.dtype) -> int:
@@ -127,38 +127,21 @@ class DecodeAttention:
         )
         plan = self._plan(kv_heads, form.window, sharing, head_dim)
         decode = self._library.kernel(build, "decode_attention")
-        arguments = np.zeros(1, decode.arguments)
-        arguments["queries"] = address(queries)
-        arguments["keys"] = address(kv.blocks)
-        arguments["values"] = address(kv.blocks) + kv.blocks.stride(1) * kv.blocks.element_size()
-        arguments["block_tables"] = address(self._rows.block_tables)
-        arguments["work"] = plan.work
-        arguments["partials"] = plan.partials
-        arguments["num_work"] = plan.num_work
-        arguments["tokens"] = plan.tokens
-        if kv.scales is not None:
-            arguments["key_scales"] = address(kv.scales)
-            arguments["value_scales"] = address(kv.scales[1])
-        arguments["sinks"] = address(form.sinks)
-        arguments["output"] = address(output)
+        arguments = attention_arguments(
+            decode.arguments, kv, queries, form, output, self._rows.block_tables
+        )
+        for name in ("work", "partials", "num_work", "tokens"):
+            arguments[name] = plan.upload[name]
         arguments["partial_output"] = address(plan.partial_output)
         arguments["partial_lse"] = address(plan.partial_lse)
-        arguments["block_stride"] = kv.blocks.stride(0) * kv.blocks.element_size()
-        arguments["head_stride"] = kv.blocks.stride(2) * kv.blocks.element_size()
-        arguments["query_stride"] = queries.stride(0)
-        arguments["output_stride"] = output.stride(0)
-        arguments["table_stride"] = self._rows.block_tables.stride(0)
-        arguments["scale"] = form.scale
-        arguments["soft_cap"] = form.soft_cap or 0.0
         decode(plan.num_items, _THREADS, arguments, decode_shared_bytes(build))
         if plan.num_partials:
             merge = self._library.kernel(build, "merge_partials")
             arguments = np.zeros(1, merge.arguments)
+            for name in ("first", "count", "tokens"):
+                arguments[name] = plan.upload[name]
             arguments["partial_output"] = address(plan.partial_output)
             arguments["partial_lse"] = address(plan.partial_lse)
-            arguments["first"] = plan.first
-            arguments["count"] = plan.count
-            arguments["tokens"] = plan.tokens
             arguments["sinks"] = address(form.sinks)
             arguments["output"] = address(output)
             arguments["output_stride"] = output.stride(0)
@@ -178,7 +161,7 @@ class DecodeAttention:
 
 
 class _UploadedPlan:
-    """A work list on the device, in one upload; attributes are addresses unless they are counts."""
+    """A work list on the device, and room for its partial results."""
 
     def __init__(
         self,
@@ -190,15 +173,15 @@ class _UploadedPlan:
     ) -> None:
         self.num_items = len(plan.work)
         self.num_partials = plan.num_partials
-        number = np.array([self.num_items], dtype=np.int32)
-        # Work comes first: its items of 16 bytes must lie at multiples of 16.
-        parts = (plan.work.reshape(-1), plan.partials, plan.first, plan.count, tokens, number)
-        self._buffer = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
-        ends = np.cumsum([0, *map(len, parts)]) * 4 + self._buffer.data_ptr()
-        addresses = [int(end) for end in ends]
-        self.work, self.partials, self.first, self.count, self.tokens, self.num_work = addresses[:6]
-        places = max(self.num_partials, 1)
-        self.partial_output = torch.empty(
-            places, sharing, head_dim, dtype=torch.float32, device=device
+        self.upload = Upload(
+            device,
+            work=plan.work,
+            partials=plan.partials,
+            first=plan.first,
+            count=plan.count,
+            tokens=tokens,
+            num_work=np.array([self.num_items], dtype=np.int32),
         )
-        self.partial_lse = torch.empty(places, sharing, dtype=torch.float32, device=device)
+        shape = (self.num_partials, sharing)
+        self.partial_output = torch.empty(*shape, head_dim, dtype=torch.float32, device=device)
+        self.partial_lse = torch.empty(*shape, dtype=torch.float32, device=device)

@@ -79,6 +79,14 @@ T atomicMax(T* at, T value) {
 }
 
 template <class T>
+T min(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+T max(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
 T __ldg(const T* at) {
   return *at;
 }

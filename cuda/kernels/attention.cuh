@@ -19,13 +19,24 @@ static_assert(kDim % 16 == 0 && kDim <= 256);
 
 // Rows in shared memory: 8 rows' same chunk must fall on 8 different sets of banks. Rows of a
 // multiple of 128 bytes (and of 64) are swizzled, others are padded to an odd number of chunks.
-constexpr bool kSwizzled = kChunks % 8 == 0 || kChunks == 4;
-constexpr int kPitch = kSwizzled ? kRowBytes : (kChunks | 1) * 16;
-__device__ __forceinline__ int row_at(int row, int chunk) {
-  if constexpr (kChunks % 8 == 0) return row * kPitch + ((chunk ^ (row & 7)) << 4);
-  if constexpr (kChunks == 4) return row * kPitch + ((chunk ^ (row >> 1 & 3)) << 4);
-  return row * kPitch + (chunk << 4);
+constexpr int pitch_of(int chunks) {
+  return (chunks % 8 == 0 || chunks == 4 ? chunks : chunks | 1) * 16;
 }
+template <int Chunks>
+__device__ __forceinline__ int chunk_at(int row, int chunk) {
+  if constexpr (Chunks % 8 == 0) return row * pitch_of(Chunks) + ((chunk ^ (row & 7)) << 4);
+  if constexpr (Chunks == 4) return row * pitch_of(Chunks) + ((chunk ^ (row >> 1 & 3)) << 4);
+  return row * pitch_of(Chunks) + (chunk << 4);
+}
+// The place `chunks` further on in the row, for an even number of chunks from an even place: one
+// instruction on a constant, where chunk_at would keep a register for each place.
+template <int Chunks>
+__device__ __forceinline__ int chunks_on(int place, int chunks) {
+  if constexpr (Chunks % 8 == 0 || Chunks == 4) return place ^ (chunks << 4);
+  return place + (chunks << 4);
+}
+constexpr int kPitch = pitch_of(kChunks);
+__device__ __forceinline__ int row_at(int row, int chunk) { return chunk_at<kChunks>(row, chunk); }
 
 // A lane of a quad: the four lanes that hold one row of a score tile.
 __device__ __forceinline__ float quad_max(float x BY_AND_WHERE) {
@@ -114,5 +125,8 @@ __device__ __forceinline__ void multiply_values(float (&output)[kTiles][4],
 // One row's running softmax, in powers of two: `most` so far and the sum of 2^(score - most).
 struct RowSum {
   float most = kNothing, sum = 0.f;
+  __device__ __forceinline__ float lse() const {
+    return sum > 0.f ? most + log2_fast(sum) : kNothing;
+  }
 };
 }  // namespace by

@@ -1,0 +1,79 @@
+"""The prefill kernel, run by the emulation, against float64."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from blockyard.cuda.backend import AttentionForm
+from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
+from blockyard.cuda.launch import KernelLibrary
+from blockyard.cuda.prefill import PrefillAttention, PrefillRows
+
+CPU = torch.device("cpu")
+BF16, FP16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+TOLERANCE = {BF16: 1.6e-2, FP16: 2e-3}
+
+
+def attend(library: KernelLibrary, case: Any, slots: int) -> torch.Tensor:
+    """The case's attention by kernel, into an output that holds NaN."""
+    counts = case.batch.counts
+    rows = PrefillRows(
+        counts,
+        case.batch.lengths,
+        (counts.cumsum() - counts).astype("int32"),
+        case.batch.block_tables,
+        case.batch.block_size,
+    )
+    output = torch.full_like(case.queries, float("nan"))
+    PrefillAttention(library, rows, slots, CPU).attend(case.kv, case.queries, case.form, output)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("dim", "sharing", "dtype", "kv_dtype"),
+    [
+        (64, 3, BF16, BF16),
+        *(
+            pytest.param(*shape, marks=pytest.mark.slow)
+            for shape in (
+                *((64, 8, FP16, FP8), (80, 1, BF16, BF16), (80, 2, FP16, FP8)),
+                *((96, 4, BF16, BF16), (96, 1, FP16, FP8), (128, 4, BF16, BF16)),
+                *((128, 1, FP16, FP16), (128, 16, BF16, FP8), (128, 7, BF16, BF16)),
+                *((256, 2, BF16, BF16), (256, 8, BF16, FP8), (256, 1, FP16, FP16)),
+            )
+        ),
+    ],
+)
+def test_random_steps(
+    emulated: EmulatedLibrary,
+    make_case: Any,
+    dim: int,
+    sharing: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+) -> None:
+    scale = dim**-0.5
+    sinks = torch.linspace(-2, 3, 2 * sharing)
+    # lengths, counts, form, slots: many slots make pieces that are merged.
+    steps = [
+        ([1, 15, 16, 17, 64, 65, 70], [1, 15, 2, 17, 64, 65, 6], AttentionForm(scale), 1),
+        ([600, 40], [20, 40], AttentionForm(scale), 64),
+        ([300, 90], [30, 90], AttentionForm(scale, window=50), 1),
+        ([530, 17], [9, 3], AttentionForm(scale, sinks=sinks), 64),
+        ([70], [70], AttentionForm(scale, sinks=sinks, window=7), 1),
+    ]
+    for seed, (lengths, counts, form, slots) in enumerate(steps):
+        case = make_case(
+            lengths,
+            counts,
+            heads=2 * sharing,
+            dim=dim,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            form=form,
+            shared_blocks=2,
+            seed=seed,
+        )
+        emulated.schedule = Schedule(seed=seed)
+        assert case.worst(attend(emulated, case, slots)) < TOLERANCE[dtype], steps[seed]
