@@ -27,6 +27,8 @@ class ServeConfig:
         num_groups: copies of the model.
         num_ranks: workers in each group.
         grpc_host, grpc_port: where each ingress listens for clients.
+        http_host, http_port: where each ingress listens for clients of OpenAI's API; a port of None
+            turns it off.
         wire_host: address that engines, workers and the central scheduler listen on for one
             another; None means each node's own address in the cluster.
         metrics_host, metrics_port: where the ingress offers Prometheus metrics; a port of None
@@ -57,6 +59,8 @@ class ServeConfig:
     num_ranks: int = 1
     grpc_host: str = LOOPBACK
     grpc_port: int = DEFAULT_GRPC_PORT
+    http_host: str = LOOPBACK
+    http_port: int | None = None
     metrics_host: str = LOOPBACK
     metrics_port: int | None = None
     wire_host: str | None = None

@@ -19,6 +19,7 @@ from blockyard.cluster.dispatch import Dispatcher, GroupReport
 from blockyard.cluster.request.api_error import ApiCode, ApiError, from_refusal
 from blockyard.cluster.request.generation import GenerationService, find_model, unexpected_error
 from blockyard.cluster.request.malformed_message import MalformedMessage
+from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import cluster_pb2, generation_pb2
 from blockyard.scheduler.request import RequestRefused
@@ -44,8 +45,9 @@ def _well_formed(request: M | MalformedMessage) -> M:
 class GenerationApi:
     """`blockyard.v1.Generation`."""
 
-    def __init__(self, service: GenerationService) -> None:
+    def __init__(self, service: GenerationService, tokens: TokenService) -> None:
         self._service = service
+        self._tokens = tokens
 
     async def generate(
         self, request: generation_pb2.GenerateRequest | MalformedMessage
@@ -60,6 +62,19 @@ class GenerationApi:
         async with aclosing(self._service.stream(_well_formed(request))) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+
+    async def tokenize(
+        self, request: generation_pb2.TokenizeRequest | MalformedMessage
+    ) -> generation_pb2.TokenizeResponse:
+        """A prompt's tokens. Raises `ApiError`."""
+        return await self._tokens.tokenize(_well_formed(request))
+
+    async def detokenize(
+        self, request: generation_pb2.DetokenizeRequest | MalformedMessage
+    ) -> generation_pb2.DetokenizeResponse:
+        """The text of tokens. Raises `ApiError`."""
+        return await self._tokens.detokenize(_well_formed(request))
 
 
 class ClusterApi:

@@ -22,6 +22,7 @@ from blockyard.cluster.grpc_handlers import (
 from blockyard.cluster.grpc_status import call_status
 from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
+from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tokenizer import ModelTokenizer
 
 __all__ = ["DEFAULT_ADDRESS", "MAX_MESSAGE_BYTES", "GrpcFront", "server_options"]
@@ -60,7 +61,9 @@ class GrpcFront:
         tokenizers: Mapping[str, ModelTokenizer],
         health_watch_interval_seconds: float = 1.0,
     ) -> None:
-        generation = GenerationApi(GenerationService(dispatcher, tokenizers))
+        generation = GenerationApi(
+            GenerationService(dispatcher, tokenizers), TokenService(dispatcher, tokenizers)
+        )
         self._server = grpc.aio.server(options=server_options())
         add_generation_to_server(_GenerationServicer(generation), self._server)
         self._cluster = ClusterApi(dispatcher, tokenizers)
@@ -104,6 +107,12 @@ class _GenerationServicer:
 
     async def GenerateStream(self, request: Any, context: Any) -> None:
         await _answer_stream(self._api.generate_stream(request), context)
+
+    async def Tokenize(self, request: Any, context: Any) -> Any:
+        return await _answer(self._api.tokenize(request), context)
+
+    async def Detokenize(self, request: Any, context: Any) -> Any:
+        return await _answer(self._api.detokenize(request), context)
 
 
 class _ClusterServicer:

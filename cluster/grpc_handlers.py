@@ -24,6 +24,8 @@ def add_generation_to_server(servicer: Any, server: Any) -> None:
         {
             "Generate": _unary(servicer.Generate, generation_pb2.GenerateRequest),
             "GenerateStream": _stream(servicer.GenerateStream, generation_pb2.GenerateRequest),
+            "Tokenize": _unary(servicer.Tokenize, generation_pb2.TokenizeRequest),
+            "Detokenize": _unary(servicer.Detokenize, generation_pb2.DetokenizeRequest),
         },
         server,
     )

@@ -19,9 +19,11 @@ from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.grpc_front import GrpcFront
 from blockyard.cluster.grpc_status import SettableContext, set_status
+from blockyard.cluster.http_front import HttpFront
 from blockyard.cluster.ingress import ClusterDispatcher
 from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
+from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tokenizer import load_tokenizer
 
 __all__ = ["IngressReplica"]
@@ -47,13 +49,19 @@ class IngressReplica:
         locate = partial(locate_central, config.wire_host, config.central_resource)
         self._dispatcher = ClusterDispatcher(models, locate)
         self._link = asyncio.create_task(self._dispatcher.run(), name="central-link")
-        self._generation = GenerationApi(GenerationService(self._dispatcher, tokenizers))
+        self._generation = GenerationApi(
+            GenerationService(self._dispatcher, tokenizers),
+            TokenService(self._dispatcher, tokenizers),
+        )
         self._cluster = ClusterApi(self._dispatcher, tokenizers)
         self._health = HealthApi(self._dispatcher)
         self._metrics: MetricsEndpoint | None = None
         self._front = GrpcFront(self._dispatcher, tokenizers)
         port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}")
         logger.info("the ingress listens on port %d", port)
+        self._http = HttpFront(self._dispatcher, tokenizers)
+        if config.http_port is not None:
+            await self._http.start(config.http_host, config.http_port)
         if config.metrics_port is not None:
             self._metrics = MetricsEndpoint(self._dispatcher)
             await self._metrics.start(config.metrics_host, config.metrics_port)
@@ -70,6 +78,14 @@ class IngressReplica:
         async with aclosing(messages):
             async for message in messages:
                 yield message
+
+    async def Tokenize(self, request: Any, grpc_context: SettableContext) -> Any:
+        """`blockyard.v1.Generation.Tokenize` behind Serve's proxy."""
+        return await _answer(self._generation.tokenize(request), grpc_context)
+
+    async def Detokenize(self, request: Any, grpc_context: SettableContext) -> Any:
+        """`blockyard.v1.Generation.Detokenize` behind Serve's proxy."""
+        return await _answer(self._generation.detokenize(request), grpc_context)
 
     async def GetLedger(self, request: Any, grpc_context: SettableContext) -> Any:
         """`blockyard.v1.Cluster.GetLedger` behind Serve's proxy."""
@@ -112,7 +128,8 @@ class IngressReplica:
         if front is None:
             return
         self._cluster.end_watches()
-        await front.stop(self._config.drain_seconds)
+        grace_seconds = self._config.drain_seconds
+        await asyncio.gather(front.stop(grace_seconds), self._http.stop(grace_seconds))
         if self._metrics is not None:
             await self._metrics.stop()
         self._link.cancel()

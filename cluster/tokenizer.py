@@ -101,6 +101,10 @@ class ModelTokenizer:
         """Text of all tokens at once, without special tokens."""
         return str(self._inner.decode(list(token_ids), skip_special_tokens=True))
 
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """Text of all tokens at once, special ones by name."""
+        return str(self._inner.decode(list(token_ids), skip_special_tokens=False))
+
     def spell(self, token_id: int) -> bytes:
         """What a token alone spells, perhaps a part of a character; special tokens by name."""
         if token_id in self._special:

@@ -44,6 +44,16 @@ class GenerationStub:
                 request_serializer=blockyard_dot_protos_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=blockyard_dot_protos_dot_generation__pb2.GenerateChunk.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/blockyard.v1.Generation/Tokenize',
+                request_serializer=blockyard_dot_protos_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_generation__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/blockyard.v1.Generation/Detokenize',
+                request_serializer=blockyard_dot_protos_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer:
@@ -63,6 +73,20 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """The tokens of a prompt or a conversation, as a request would get them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of tokens, control tokens included.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +99,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=blockyard_dot_protos_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=blockyard_dot_protos_dot_generation__pb2.GenerateChunk.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=blockyard_dot_protos_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=blockyard_dot_protos_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +165,60 @@ class Generation:
             '/blockyard.v1.Generation/GenerateStream',
             blockyard_dot_protos_dot_generation__pb2.GenerateRequest.SerializeToString,
             blockyard_dot_protos_dot_generation__pb2.GenerateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.v1.Generation/Tokenize',
+            blockyard_dot_protos_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            blockyard_dot_protos_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.v1.Generation/Detokenize',
+            blockyard_dot_protos_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            blockyard_dot_protos_dot_generation__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

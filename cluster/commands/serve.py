@@ -17,6 +17,18 @@ def serve(
     model: Model = "smollm2-135m",
     host: Annotated[str, typer.Option(help="Address to listen on for clients.")] = "127.0.0.1",
     port: Port = 50051,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Offer OpenAI's HTTP API on this port too.",
+            show_default="off",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
+    http_host: Annotated[
+        str, typer.Option(help="Address to listen on for HTTP clients.")
+    ] = "127.0.0.1",
     groups: Annotated[int, typer.Option(help="Copies of the model.", min=1)] = 1,
     ranks: Annotated[
         int,
@@ -103,6 +115,8 @@ def serve(
     values = {
         "grpc_host": host,
         "grpc_port": port,
+        "http_host": http_host,
+        "http_port": http_port,
         "num_groups": groups,
         "num_ranks": ranks,
         "device": device,
@@ -126,8 +140,11 @@ def serve(
     with running(config, ray_address) as deployment:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
+        places = f"{host}:{port} (gRPC)"
+        if http_port is not None:
+            places += f" and http://{http_host}:{http_port}/v1 (OpenAI)"
         typer.echo(
-            f"serving {config.model.name} on {host}:{port} (gRPC), process {os.getpid()}; "
+            f"serving {config.model.name} on {places}, process {os.getpid()}; "
             'ask it with `blockyard generate "..."`, end with Ctrl-C',
             err=True,
         )

@@ -66,6 +66,8 @@ def configure(name: str, ray_address: str | None, values: dict[str, object]) -> 
 def running(config: "ServeConfig", ray_address: str | None) -> "Iterator[Deployment]":
     """Bring the deployment up with a progress line, and take it down again."""
     _check_port(config.grpc_host, config.grpc_port, "--port")
+    if config.http_port is not None:
+        _check_port(config.http_host, config.http_port, "--http-port")
     if config.metrics_port is not None:
         _check_port(config.metrics_host, config.metrics_port, "--metrics-port")
     if ray_address is not None and ":" in ray_address:

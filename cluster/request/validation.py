@@ -26,7 +26,13 @@ from blockyard.scheduler.request import RequestSpec
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.description import ModelDescription
 
-__all__ = ["GenerationOptions", "PreparedRequest", "client_fields", "prepare_request"]
+__all__ = [
+    "GenerationOptions",
+    "PreparedRequest",
+    "client_fields",
+    "prepare_request",
+    "prompt_tokens",
+]
 
 _QUICK_TEXT_BYTES = 8192
 """Texts up to this are tokenised at once; larger ones in a thread, so that streams go on."""
@@ -78,7 +84,7 @@ async def prepare_request(
     check_stops(request.sampling.stop)
     # Parameters are checked before the prompt: they cost nothing, tokenising may.
     sampling = resolve_sampling(request.sampling, model, tokenizer)
-    field, prompt = await _prompt(request, model, tokenizer)
+    field, prompt = await prompt_tokens(request, model, tokenizer)
     _check_fit(field, len(prompt), sampling, model.context_tokens)
     # Ids of our own keep requests apart whatever names clients choose.
     own_id = secrets.token_hex(12)
@@ -117,10 +123,14 @@ def _echo_text(
     return request.prompt if request.HasField("prompt") else tokenizer.decode(prompt)
 
 
-async def _prompt(
+async def prompt_tokens(
     request: pb.GenerateRequest, model: ModelDescription, tokenizer: ModelTokenizer
 ) -> tuple[str, tuple[int, ...]]:
-    """The prompt's tokens, and the field that they came from."""
+    """The field that a prompt came from, and its tokens.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT; `field` names the field at fault.
+    """
     kind = request.WhichOneof("input")
     if kind == "prompt":
         size = len(request.prompt.encode())

@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2
 from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.request.api_error import ApiCode, ApiError
 from blockyard.cluster.request.generation import GenerationService
+from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.request.malformed_message import MalformedMessage
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import cluster_pb2
@@ -81,7 +82,9 @@ class TestGeneration:
     async def test_malformed_messages_are_refused(
         self, dispatcher: Any, tokenizers: dict[str, ModelTokenizer]
     ) -> None:
-        api = GenerationApi(GenerationService(dispatcher, tokenizers))
+        api = GenerationApi(
+            GenerationService(dispatcher, tokenizers), TokenService(dispatcher, tokenizers)
+        )
         malformed = MalformedMessage("blockyard.v1.GenerateRequest")
         with pytest.raises(ApiError, match=r"request: not a valid blockyard\.v1\.GenerateRequest"):
             await api.generate(malformed)
@@ -92,7 +95,9 @@ class TestGeneration:
         self, dispatcher: Any, tokenizers: dict[str, ModelTokenizer]
     ) -> None:
         dispatcher.script = [[5], [5], "hang"]
-        api = GenerationApi(GenerationService(dispatcher, tokenizers))
+        api = GenerationApi(
+            GenerationService(dispatcher, tokenizers), TokenService(dispatcher, tokenizers)
+        )
         async with aclosing(api.generate_stream(pb.GenerateRequest(prompt="a"))) as chunks:
             await anext(chunks)
         assert dispatcher.streams[0].aborts == 1

@@ -1,0 +1,100 @@
+"""Answers of `POST /v1/chat/completions`, whole and in pieces."""
+
+from typing import Any
+
+from blockyard.cluster.http.answer_json import (
+    chat_logprobs,
+    finish_reason,
+    prompt_fields,
+    stop_reason,
+    usage_json,
+)
+from blockyard.protos import generation_pb2 as pb
+
+__all__ = ["ChatChunks", "chat_completion"]
+
+
+def chat_completion(response: pb.GenerateResponse, created: int) -> dict[str, Any]:
+    """The whole answer; `created` is in seconds since 1970."""
+    body = {
+        **_head(response.request_id, response.model, created, "chat.completion"),
+        "choices": [
+            {
+                "index": choice.choice,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": chat_logprobs(choice.logprobs) if choice.logprobs else None,
+                "finish_reason": finish_reason(choice.finish_reason),
+                "stop_reason": stop_reason(choice),
+            }
+            for choice in response.choices
+        ],
+        "usage": usage_json(response.usage),
+    }
+    if response.HasField("prompt"):
+        body.update(prompt_fields(response.prompt))
+    return body
+
+
+class ChatChunks:
+    """The pieces of one stream, in order."""
+
+    def __init__(self, created: int, include_usage: bool) -> None:
+        self._created = created
+        self._include_usage = include_usage
+        self._begun: set[int] = set()
+        self._head: dict[str, Any] = {}
+        self._usage = pb.Usage()
+
+    def pieces(self, chunk: pb.GenerateChunk) -> list[dict[str, Any]]:
+        """What is sent for one chunk."""
+        if not self._head:
+            self._head = _head(
+                chunk.request_id, chunk.model, self._created, "chat.completion.chunk"
+            )
+        told: list[dict[str, Any]] = []
+        if chunk.choice not in self._begun:
+            self._begun.add(chunk.choice)
+            piece = self._piece(chunk.choice, {"role": "assistant", "content": ""})
+            if chunk.HasField("prompt"):
+                piece.update(prompt_fields(chunk.prompt))
+            told.append(piece)
+        if chunk.text or chunk.logprobs:
+            piece = self._piece(chunk.choice, {"content": chunk.text})
+            if chunk.logprobs:
+                piece["choices"][0]["logprobs"] = chat_logprobs(chunk.logprobs)
+            told.append(piece)
+        if chunk.finish_reason:
+            piece = self._piece(chunk.choice, {})
+            piece["choices"][0]["finish_reason"] = finish_reason(chunk.finish_reason)
+            piece["choices"][0]["stop_reason"] = stop_reason(chunk)
+            told.append(piece)
+            self._usage.completion_tokens += chunk.usage.completion_tokens
+            if chunk.choice == 0:
+                self._usage.prompt_tokens = chunk.usage.prompt_tokens
+                self._usage.cached_tokens = chunk.usage.cached_tokens
+        return told
+
+    def last(self) -> list[dict[str, Any]]:
+        """What is sent after every answer has ended."""
+        if not self._include_usage:
+            return []
+        return [{**self._head, "choices": [], "usage": usage_json(self._usage)}]
+
+    def _piece(self, choice: int, delta: dict[str, Any]) -> dict[str, Any]:
+        piece = {
+            **self._head,
+            "choices": [{"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}],
+        }
+        if self._include_usage:
+            piece["usage"] = None
+        return piece
+
+
+def _head(request_id: str, model: str, created: int, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{request_id}",
+        "object": kind,
+        "created": created,
+        "model": model,
+        "system_fingerprint": None,
+    }

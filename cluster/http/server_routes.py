@@ -1,0 +1,89 @@
+"""Routes about the server itself: its models, whether it is well, its metrics."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from blockyard.cluster.dispatch import Dispatcher
+from blockyard.cluster.metrics import encode_reports
+from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError
+from blockyard.cluster.request.generation import find_model
+from blockyard.workers.description import ModelDescription
+
+__all__ = ["ServerRoutes"]
+
+_READY_SECONDS = 2.0
+_REPORT_SECONDS = 8.0
+"""More than an engine is given to answer; less than the ten seconds a scraper waits."""
+
+
+class ServerRoutes:
+    """Each method answers one route."""
+
+    def __init__(self, dispatcher: Dispatcher, created: int) -> None:
+        """`created` is when this server began, in seconds since 1970."""
+        self._dispatcher = dispatcher
+        self._created = created
+        self._scraping = asyncio.Lock()
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`."""
+        found = [self._model(model) for model in self._dispatcher.models()]
+        return _json({"object": "list", "data": found})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/NAME`."""
+        return _json(
+            self._model(find_model(self._dispatcher, request.path_params["model"], "model"))
+        )
+
+    async def health(self, request: Request) -> Response:
+        """`GET /health`: this process answers."""
+        return _json({"status": "up"})
+
+    async def ready(self, request: Request) -> Response:
+        """`GET /ready`: traffic is welcome."""
+        try:
+            ready = await asyncio.wait_for(self._dispatcher.ready(), _READY_SECONDS)
+        except TimeoutError:
+            ready = False
+        if ready:
+            return _json({"status": "ready"})
+        raise ApiError(
+            ApiCode.UNAVAILABLE,
+            "",
+            "traffic is not welcome now: a model has no group, or the server is shutting down",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`: the books, for Prometheus. One scrape at a time."""
+        try:
+            async with asyncio.timeout(_REPORT_SECONDS), self._scraping:
+                reports = await self._dispatcher.reports(memory=True)
+                accept = request.headers.get("accept", "")
+                text, content_type = await asyncio.to_thread(encode_reports, reports, accept)
+        except TimeoutError:
+            raise ApiError(
+                ApiCode.UNAVAILABLE,
+                "",
+                "the books did not come in time",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            ) from None
+        return Response(text, headers={"content-type": content_type, "cache-control": "no-store"})
+
+    def _model(self, model: ModelDescription) -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "blockyard",
+            "max_model_len": model.context_tokens,
+        }
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
