@@ -21,7 +21,10 @@ from blockyard.cuda.sources import Build
 from blockyard.cuda.upload import Upload
 from blockyard.cuda.work_list import WorkList, plan_decode
 
-__all__ = ["DecodeAttention", "DecodeRows", "decode_build", "decode_shared_bytes"]
+__all__ = ["MOST_SHARING", "DecodeAttention", "DecodeRows", "decode_build", "decode_shared_bytes"]
+
+MOST_SHARING = 16
+"""Most query heads of one KV head: the rows of a tile of the tensor core."""
 
 _WARPS, _SLICE = 4, 16
 _THREADS = 32 * _WARPS

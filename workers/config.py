@@ -8,6 +8,7 @@ from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE
 from blockyard.scheduler.plan import StepPlan, StepResult
 
 __all__ = [
+    "BACKENDS",
     "DEVICES",
     "DTYPES",
     "WEIGHTS",
@@ -22,6 +23,7 @@ __all__ = [
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+BACKENDS = ("auto", "torch", "kernels", "emulator")
 WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
 
 
@@ -44,6 +46,8 @@ class WorkerConfig:
             `float16`.
         weights: how a CPU keeps weights, whatever the dtype of sums: `auto` (fp32), `fp32`, `bf16`,
             `int8`, `int4`; see `workers/cpu/packed.py`.
+        backend: what computes attention: `auto` (the fastest that serves the model), `torch`,
+            `kernels` (a GPU's), `emulator` (the same kernels on a CPU, for tests).
         block_size: token slots in a block.
         num_blocks: pool size; None means: measure.
         num_host_blocks: blocks kept in host memory for swapping; None means the device's default.
@@ -60,6 +64,7 @@ class WorkerConfig:
     device: str = "auto"
     dtype: str = "auto"
     weights: str = "auto"
+    backend: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
     num_host_blocks: int | None = None

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import torch
 
-from blockyard.cuda.backend import AttentionBackend
+from blockyard.cuda.backend import AttentionBackend, HeadShape
 from blockyard.cuda.reference import ReferenceBackend
 from blockyard.scheduler.plan import RowError, StepPlan, StepResult
 from blockyard.workers.attention import CachedAttention
+from blockyard.workers.backends import backend_named, backend_of_gpu
 from blockyard.workers.batch import BatchBuilder, FlatBatch
 from blockyard.workers.collectives import Communicator
 from blockyard.workers.config import Executor, WorkerConfig, WorkerKind, WorkerProfile
+from blockyard.workers.contract import UnsupportedModel
 from blockyard.workers.description import describe_model
 from blockyard.workers.kv_cache import KVCache, KVGeometry
 from blockyard.workers.memory import count_blocks, count_host_blocks, measure_peak
@@ -71,7 +73,8 @@ class ModelWorker:
 
         config = self._config
         cores = len(os.sched_getaffinity(0))
-        torch.set_num_threads(config.threads or max(1, cores // config.world_size))
+        threads = config.threads or max(1, cores // config.world_size)
+        torch.set_num_threads(threads)
         self._model = load_model(
             Path(config.model_dir),
             self._device,
@@ -81,6 +84,8 @@ class ModelWorker:
             self._communicator,
         )
         geometry = self._geometry(self._model)
+        self._backend = self._choose_backend(self._model, geometry, threads)
+        self._refuse_unserved(self._model, geometry)
         self._progress.stage("measuring steps", None)
         activation_bytes = 0
         if config.num_blocks is not None:
@@ -195,6 +200,32 @@ class ModelWorker:
             dtype=model.dtype,
         )
 
+    def _choose_backend(
+        self, model: DecoderModel, geometry: KVGeometry, threads: int
+    ) -> AttentionBackend:
+        """The backend asked for, or the fastest; on a CPU, layers may become native with it."""
+        config = self._config
+        if model.device.type != "cpu" and config.weights != "auto":
+            raise ValueError(f"weights is {config.weights!r}; on a GPU it can only be auto")
+        if config.backend != "auto":
+            return backend_named(config.backend, model.device)
+        if model.device.type != "cpu":
+            shape = _head_shape(model, geometry)
+            return backend_of_gpu(model.device, shape, model.attention.forms)
+        from blockyard.workers.cpu.fuse import put_on_cpu_path
+        from blockyard.workers.cpu.packed import WeightStorage
+
+        storage = WeightStorage.FP32 if config.weights == "auto" else WeightStorage(config.weights)
+        return put_on_cpu_path(model, threads, config.max_context_tokens, storage).backend
+
+    def _refuse_unserved(self, model: DecoderModel, geometry: KVGeometry) -> None:
+        """What the model's layers need must be what the backend has."""
+        shape = _head_shape(model, geometry)
+        for layer, form in enumerate(model.attention.forms):
+            reason = self._backend.refusal(shape, form)
+            if reason is not None:
+                raise UnsupportedModel(f"layer {layer}: {reason}")
+
     def _loaded(self) -> DecoderModel:
         if self._model is None:
             raise RuntimeError("the model is not loaded; call load first")
@@ -213,6 +244,17 @@ def make_worker(
         description = describe_model(config.model_dir, name=Path(config.model_dir).name)
         return WitnessWorker(config, description.vocab_size)
     return ModelWorker(config, progress, communicator)
+
+
+def _head_shape(model: DecoderModel, geometry: KVGeometry) -> HeadShape:
+    return HeadShape(
+        heads=model.attention.heads,
+        kv_heads=model.attention.kv_heads,
+        head_dim=model.attention.head_dim,
+        block_size=geometry.block_size,
+        dtype=model.dtype,
+        kv_dtype=geometry.dtype,
+    )
 
 
 def _resolve_device(name: str) -> torch.device:

@@ -1,0 +1,129 @@
+"""Attention by kernels, as a backend: on a GPU, or in the emulation.
+
+Sorts a step's requests into those that compute one token and those that compute several, and hands
+each kind to its kernel. The torch twin is `ReferenceBackend`.
+"""
+
+import numpy as np
+import torch
+
+from blockyard.cuda.backend import AttentionBatch, AttentionForm, FusedLayers, HeadShape, LayerKV
+from blockyard.cuda.decode import MOST_SHARING, DecodeAttention, DecodeRows
+from blockyard.cuda.kv_storage import store_kv
+from blockyard.cuda.launch import KernelLibrary
+from blockyard.cuda.prefill import PrefillAttention, PrefillRows
+
+__all__ = ["KernelBackend", "KernelStep"]
+
+_DTYPES = (torch.bfloat16, torch.float16)
+_MOST_DIM = 256
+
+
+class KernelBackend:
+    """See `AttentionBackend`.
+
+    Args:
+        library: where kernels come from.
+        device: of all tensors.
+        slots: thread blocks that run at once on the device.
+    """
+
+    def __init__(self, library: KernelLibrary, device: torch.device, slots: int) -> None:
+        self._library = library
+        self._device = device
+        self._slots = slots
+
+    @property
+    def fused(self) -> FusedLayers | None:
+        """No fused layers."""
+        return None
+
+    def refusal(self, shape: HeadShape, form: AttentionForm) -> str | None:
+        """Why there is no kernel for layers of this shape and form."""
+        if shape.dtype not in _DTYPES:
+            return f"the kernels compute in bfloat16 and float16; the model is {shape.dtype}"
+        if shape.kv_dtype not in (shape.dtype, torch.float8_e4m3fn):
+            return (
+                f"the kernels keep KV in {shape.dtype} or float8_e4m3fn; asked is {shape.kv_dtype}"
+            )
+        if shape.head_dim % 16 or shape.head_dim > _MOST_DIM:
+            return (
+                f"the head size is {shape.head_dim}; the kernels take multiples of 16 up to "
+                f"{_MOST_DIM}"
+            )
+        return None
+
+    def begin(self, batch: AttentionBatch) -> "KernelStep":
+        """Sort the step's requests by kernel."""
+        return KernelStep(self._library, batch, self._device, self._slots)
+
+
+class KernelStep:
+    """One step's attention; see `AttentionStep`."""
+
+    def __init__(
+        self, library: KernelLibrary, batch: AttentionBatch, device: torch.device, slots: int
+    ) -> None:
+        self._library = library
+        self._batch = batch
+        self._device = device
+        self._slots = slots
+        self._slot_blocks = batch.slots // batch.block_size
+        self._slot_offsets = batch.slots % batch.block_size
+        self._kinds: tuple[DecodeAttention | None, PrefillAttention | None] | None = None
+
+    def write(self, kv: LayerKV, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store the step's keys and values at their slots."""
+        store_kv(kv, self._slot_blocks, self._slot_offsets, keys, values)
+
+    def attend(self, kv: LayerKV, queries: torch.Tensor, form: AttentionForm) -> torch.Tensor:
+        """Attention of every token of the step over its request's blocks."""
+        if queries.stride(2) != 1 or queries.stride(1) != queries.shape[2]:
+            queries = queries.contiguous()
+        output = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        if self._kinds is None:  # all layers have the same heads, known only now
+            self._kinds = self._sort(queries.shape[1] // kv.blocks.shape[2])
+        for kind in self._kinds:
+            if kind is not None:
+                kind.attend(kv, queries, form, output)
+        return output
+
+    def _sort(self, sharing: int) -> tuple[DecodeAttention | None, PrefillAttention | None]:
+        batch = self._batch
+        single = batch.counts == 1
+        if sharing > MOST_SHARING:  # more rows than a decode tile has
+            single = single & (batch.lengths == 0)
+        ends = np.cumsum(batch.counts, dtype=np.int32)
+        decode = prefill = None
+        if single.any():
+            rows = np.flatnonzero(single)
+            decode = DecodeAttention(
+                self._library,
+                DecodeRows(
+                    batch.lengths[rows], ends[rows] - 1, self._tables(rows), batch.block_size
+                ),
+                self._slots,
+                self._device,
+            )
+        if not single.all():
+            rows = np.flatnonzero(~single)
+            counts = batch.counts[rows]
+            prefill = PrefillAttention(
+                self._library,
+                PrefillRows(
+                    counts,
+                    batch.lengths[rows],
+                    ends[rows] - counts,
+                    self._tables(rows),
+                    batch.block_size,
+                ),
+                self._slots,
+                self._device,
+            )
+        return decode, prefill
+
+    def _tables(self, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> torch.Tensor:
+        tables = self._batch.block_tables
+        if len(rows) == len(tables):
+            return tables
+        return tables[torch.from_numpy(rows).to(tables.device, non_blocking=True)]
