@@ -13,10 +13,11 @@ import torch
 from blockyard.cuda.backend import AttentionBatch
 from blockyard.scheduler.plan import Admission, BlockGrant, Fork, Replacement, StepPlan
 from blockyard.scheduler.sampling import SamplingParams
+from blockyard.workers.batch_parts import PromptRow, RuleTokens
 from blockyard.workers.logit_rules import LogitRules, rules_for
 from blockyard.workers.sampler import SampleRow
 
-__all__ = ["BatchBuilder", "FlatBatch", "PlanError", "PromptRow", "RuleTokens"]
+__all__ = ["BatchBuilder", "FlatBatch", "PlanError"]
 
 _FIRST_TABLE_BLOCKS = 8
 
@@ -26,26 +27,6 @@ Int64 = npt.NDArray[np.int64]
 
 class PlanError(Exception):
     """A plan contradicts what earlier plans said; scheduler and worker have parted."""
-
-
-@dataclass(frozen=True, slots=True)
-class RuleTokens:
-    """Computed tokens that a request's rules go by: `input_ids[begin:end]`, from `position` on."""
-
-    rules: LogitRules
-    position: int
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRow:
-    """Tokens of a prompt whose log probabilities are wanted, from `position` on; `top` beside."""
-
-    handle: int
-    position: int
-    token_ids: tuple[int, ...]
-    top: int
 
 
 @dataclass(frozen=True, slots=True)

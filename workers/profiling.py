@@ -14,7 +14,8 @@ import torch
 from blockyard.cuda.backend import AttentionBatch
 from blockyard.scheduler.plan import BlockCopy
 from blockyard.scheduler.sampling import MAX_LOGPROBS, SamplingParams
-from blockyard.workers.batch import FlatBatch, PromptRow
+from blockyard.workers.batch import FlatBatch
+from blockyard.workers.batch_parts import PromptRow
 from blockyard.workers.config import WorkerConfig
 from blockyard.workers.kv_cache import KVCache, KVGeometry
 from blockyard.workers.logit_rules import rules_for

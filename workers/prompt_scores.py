@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from blockyard.scheduler.plan import PromptLogprobs
-from blockyard.workers.batch import PromptRow
+from blockyard.workers.batch_parts import PromptRow
 from blockyard.workers.logprobs import token_logprobs
 
 __all__ = ["score_prompts"]
