@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from blockyard.cuda.backend import AttentionForm, AttentionStep, LayerKV
+from blockyard.cuda.backend import AttentionStep, LayerKV
+from blockyard.workers.attention_form import form_of
 from blockyard.workers.kv_cache import KVCache
 
 __all__ = ["ATTENTION_NAME", "CachedAttention", "LayerAttention", "block_attention"]
@@ -56,12 +57,12 @@ class CachedAttention:
         scale: float,
         extras: dict[str, Any],
     ) -> torch.Tensor:
-        """See `LayerAttention`. Mask and extras were proved irrelevant when the model loaded."""
+        """See `LayerAttention`. The mask was proved absent, and extras known, at load."""
         index = module.layer_idx
         assert isinstance(index, int)
         kv = LayerKV(self.cache.layer(index))
         self.step.write(kv, keys, values)
-        return self.step.attend(kv, queries, AttentionForm(scale))
+        return self.step.attend(kv, queries, form_of(scale, extras))
 
 
 def block_attention(

@@ -10,23 +10,27 @@ from typing import Any
 
 import torch
 
-__all__ = ["AttentionShape", "ContractProbe", "UnsupportedModel", "refuse_config"]
+from blockyard.cuda.backend import AttentionForm
+from blockyard.workers.attention_form import form_of, unknown_extras
 
-_HARMLESS = frozenset(
-    {
-        "position_ids",  # rotary positions are applied before attention is called
-        "position_embeddings",
-        "cache_position",
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "return_dict",
-    }
-)
-"""Keyword arguments that reach the attention function and do not change what it must compute."""
+__all__ = [
+    "AttentionShape",
+    "ContractProbe",
+    "UnsupportedModel",
+    "expected_windows",
+    "refuse_config",
+]
 
-_SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+
+_OTHER_MEMORIES = {
+    "kv_lora_rank": "keeps keys and values compressed (multi-head latent attention)",
+    "num_kv_shared_layers": "shares keys and values between layers",
+    "state_size": "has state-space layers, which keep a state and no keys and values",
+    "mamba_d_state": "has state-space layers, which keep a state and no keys and values",
+    "linear_num_key_heads": "has linear attention, which keeps a state and no keys and values",
+}
+"""By field of a configuration: what is remembered of tokens where it is not keys and values."""
 
 
 class UnsupportedModel(Exception):
@@ -35,12 +39,13 @@ class UnsupportedModel(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What the probe saw: the same in every layer."""
+    """What the probe saw: numbers that are the same in every layer, and the layers' formulas."""
 
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
+    forms: tuple[AttentionForm, ...]
 
 
 def refuse_config(config: Mapping[str, Any], text: Mapping[str, Any], context_tokens: int) -> None:
@@ -61,25 +66,51 @@ def refuse_config(config: Mapping[str, Any], text: Mapping[str, Any], context_to
         raise UnsupportedModel(
             f"this {kind} checkpoint is quantised, which is not served; give an unquantised one"
         )
-    if text.get("num_kv_shared_layers"):
-        raise UnsupportedModel(f"{kind} shares keys and values between layers; not served")
+    for field, reason in _OTHER_MEMORIES.items():
+        if text.get(field):
+            raise UnsupportedModel(f"{kind} {reason}; not served")
     unknown = sorted(set(text.get("layer_types") or ()) - _SERVED_LAYER_TYPES)
     if unknown:
         raise UnsupportedModel(f"{kind} has layers of type {', '.join(unknown)}; not served")
-    if "sliding_attention" in (text.get("layer_types") or ()):
-        _refuse_window(text.get("sliding_window"), context_tokens)
+    chunk = text.get("attention_chunk_size")
+    if "chunked_attention" in (text.get("layer_types") or ()) and (chunk or 0) < context_tokens:
+        raise UnsupportedModel(
+            f"{kind} attends in chunks of {chunk} tokens, shorter than the context of "
+            f"{context_tokens}; not served: lower the context to {chunk}"
+        )
+
+
+def expected_windows(text: Mapping[str, Any]) -> tuple[int | None, ...] | None:
+    """The window of each layer as a configuration says; None when it says nothing by layer."""
+    types = text.get("layer_types")
+    if not types:
+        return None
+    window = text.get("sliding_window")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 class ContractProbe:
     """Stands in for attention in one forward pass and checks every call.
 
     It answers zeros, so the pass costs as much as the linear layers and means nothing.
+
+    Args:
+        layers: how many must call.
+        context_tokens: longest context that will be used.
+        windows: see `expected_windows`.
     """
 
-    def __init__(self, layers: int, context_tokens: int) -> None:
+    def __init__(
+        self,
+        layers: int,
+        context_tokens: int,
+        windows: tuple[int | None, ...] | None = None,
+    ) -> None:
         self._layers = layers
         self._context_tokens = context_tokens
+        self._windows = windows
         self._calls: dict[int, int] = {}
+        self._forms: dict[int, AttentionForm] = {}
         self._shape: tuple[int, int, int] | None = None
 
     def layer(
@@ -101,7 +132,13 @@ class ContractProbe:
             raise UnsupportedModel(f"layer {index} brings a mask of its own; not served")
         if not getattr(module, "is_causal", True):
             raise UnsupportedModel(f"layer {index} is not causal; only decoders are served")
-        self._check_extras(index, extras)
+        unknown = unknown_extras(extras)
+        if unknown:
+            raise UnsupportedModel(
+                f"layer {index} passes {unknown[0]!r} to attention, which is not served"
+            )
+        self._forms[index] = form_of(scale, extras)
+        self._check_window(index, self._forms[index].window)
         self._check_shapes(index, queries, keys, values)
         return torch.zeros_like(queries)
 
@@ -118,16 +155,24 @@ class ContractProbe:
                 "attention interface of transformers exactly once; the model cannot be served"
             )
         heads, kv_heads, head_dim = self._shape
-        return AttentionShape(self._layers, heads, kv_heads, head_dim)
+        forms = tuple(self._forms[index] for index in range(self._layers))
+        return AttentionShape(self._layers, heads, kv_heads, head_dim, forms)
 
-    def _check_extras(self, index: int, extras: dict[str, Any]) -> None:
-        for name, value in extras.items():
-            if name == "sliding_window":
-                _refuse_window(value, self._context_tokens)
-            elif not _changes_nothing(name, value):
-                raise UnsupportedModel(
-                    f"layer {index} passes {name!r} to attention, which is not served"
-                )
+    def _check_window(self, index: int, window: int | None) -> None:
+        """What a layer says must be what its configuration says: a mask that is made elsewhere
+        from the configuration would go unnoticed."""
+        if self._windows is None:
+            return
+        said = self._windows[index]
+        if self._shorter(said) != self._shorter(window):
+            raise UnsupportedModel(
+                f"layer {index} has a sliding window of {said} tokens by its configuration and "
+                f"passes {window} to attention; not served below a context of that length"
+            )
+
+    def _shorter(self, window: int | None) -> int | None:
+        """The window, if it is shorter than the context."""
+        return window if window is not None and window < self._context_tokens else None
 
     def _check_shapes(
         self, index: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -147,17 +192,3 @@ class ContractProbe:
                 f"{self._shape}; all must be alike"
             )
         self._shape = shape
-
-
-def _refuse_window(window: object, context_tokens: int) -> None:
-    if isinstance(window, int) and window < context_tokens:
-        raise UnsupportedModel(
-            f"the model attends to a sliding window of {window} tokens, shorter than the context "
-            f"of {context_tokens}; windows are not served: lower the context to {window}"
-        )
-
-
-def _changes_nothing(name: str, value: object) -> bool:
-    if name in _HARMLESS or value is None or value is False:
-        return name != "is_causal" or value is not False
-    return (name == "dropout" and value == 0.0) or (name == "is_causal" and value is True)

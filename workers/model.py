@@ -4,17 +4,41 @@ Knows nothing of requests, blocks or sampling. With `loader.py` it is all that t
 modelling code of transformers. Units: tokens.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from blockyard.workers.attention import LayerAttention
-from blockyard.workers.contract import AttentionShape, ContractProbe, UnsupportedModel
+from blockyard.workers.attention import CachedAttention, LayerAttention
+from blockyard.workers.contract import (
+    AttentionShape,
+    ContractProbe,
+    UnsupportedModel,
+    expected_windows,
+)
 
-__all__ = ["DecoderModel"]
+__all__ = ["DecoderModel", "FusedDecoder"]
 
 _PROBE_TOKENS = 2
+
+
+class FusedDecoder(Protocol):
+    """Computes what the modules of a model would, in their place."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights it keeps for itself."""
+        ...
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor,
+        attention: CachedAttention,
+    ) -> torch.Tensor:
+        """See `DecoderModel.forward`."""
+        ...
 
 
 class DecoderModel:
@@ -35,16 +59,32 @@ class DecoderModel:
 
     def __init__(self, model: PreTrainedModel, context_tokens: int) -> None:
         self._model = model
+        self._fused: FusedDecoder | None = None
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         text = model.config.get_text_config()
+        _settle_rotary(model, context_tokens)
         self.vocab_size = int(text.vocab_size)
-        self.attention = self._probe(int(text.num_hidden_layers), context_tokens)
+        self.attention = self._probe(
+            ContractProbe(
+                int(text.num_hidden_layers), context_tokens, expected_windows(text.to_dict())
+            )
+        )
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights; tied ones count once."""
-        return sum(parameter.nbytes for parameter in self._model.parameters())
+        own = sum(parameter.nbytes for parameter in self._model.parameters())
+        return own + (self._fused.weight_bytes if self._fused is not None else 0)
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The model as transformers made it."""
+        return self._model
+
+    def fuse(self, fused: FusedDecoder) -> None:
+        """Have `fused` compute every step from now on; the modules may lose their weights."""
+        self._fused = fused
 
     def forward(
         self,
@@ -63,6 +103,8 @@ class DecoderModel:
         Returns:
             Logits `[rows, vocabulary]`.
         """
+        if self._fused is not None and isinstance(layer_attention, CachedAttention):
+            return self._fused.forward(input_ids, positions, wanted, layer_attention)
         output: Any = self._model(
             input_ids=input_ids[None],
             position_ids=positions[None],
@@ -73,8 +115,7 @@ class DecoderModel:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _probe(self, layers: int, context_tokens: int) -> AttentionShape:
-        probe = ContractProbe(layers, context_tokens)
+    def _probe(self, probe: ContractProbe) -> AttentionShape:
         tokens = torch.arange(_PROBE_TOKENS, device=self.device)
         wanted = tokens[-1:]
         try:
@@ -90,3 +131,27 @@ class DecoderModel:
                 f"{type(self._model).__name__} computes logits of every token, not of chosen ones"
             )
         return shape
+
+
+def _settle_rotary(model: PreTrainedModel, context_tokens: int) -> None:
+    """Have rotary frequencies that depend on length be those of the longest context, once for all.
+
+    transformers takes the longest position of the batch, so a request's keys would change with its
+    neighbours, and blocks in the cache would no longer be what a request would compute.
+    """
+    for module in model.modules():
+        rotary: Any = module
+        kinds = getattr(rotary, "rope_type", None)
+        by_layer = kinds if isinstance(kinds, dict) else {None: kinds}
+        if not any(_depends_on_length(kind) for kind in by_layer.values()):
+            continue
+        positions = torch.tensor([[0, context_tokens - 1]], device=model.device)
+        sample = torch.zeros(1, device=model.device, dtype=model.dtype)
+        for layer_type in by_layer:
+            rotary(sample, positions, *(() if layer_type is None else (layer_type,)))
+        settled = dict.fromkeys(by_layer, "settled")
+        rotary.rope_type = settled if isinstance(kinds, dict) else "settled"
+
+
+def _depends_on_length(kind: object) -> bool:
+    return isinstance(kind, str) and ("dynamic" in kind or kind == "longrope")

@@ -105,12 +105,14 @@ def share_rows(rows: int, ranks: int) -> tuple[Span, ...]:
 
 
 def _granule(columns: int, ranks: int) -> int:
-    """Columns that stay together: vector units like round numbers, small models need small ones."""
-    return next(
-        granule
-        for granule in (32, 16, 8, 1)
-        if columns % granule == 0 and (columns >= 4 * granule * ranks or granule == 1)
-    )
+    """Columns that stay together: vector units like round numbers, small models need small ones.
+
+    Multiplications of experts, grouped in one call, insist on 16 bytes: 8 numbers of any dtype.
+    """
+    for granule, least in ((32, 4), (16, 4), (8, 1)):
+        if columns % granule == 0 and columns >= least * granule * ranks:
+            return granule
+    return 1
 
 
 def _even(total: int, weights: Sequence[float], parts: int) -> list[Span]:

@@ -10,16 +10,19 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    DeepseekV3Config,
     Gemma2Config,
     GptOssConfig,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
     PretrainedConfig,
     Qwen3Config,
+    Qwen3NextConfig,
     T5Config,
 )
 
-from blockyard.workers.contract import ContractProbe, UnsupportedModel
+from blockyard.workers.contract import ContractProbe, UnsupportedModel, refuse_config
 from blockyard.workers.description import ModelFilesError
 from blockyard.workers.loader import load_model, register_attention
 from blockyard.workers.model import DecoderModel
@@ -86,24 +89,26 @@ def test_each_layer_calls_once_and_brings_no_mask(config: PretrainedConfig) -> N
     ]
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (MistralConfig(**SIZES, sliding_window=64), "sliding window of 64 tokens"),
-        (Gemma2Config(**SIZES, sliding_window=256), "passes 'softcap'"),
-        (
-            GptOssConfig(**SIZES, sliding_window=256, num_local_experts=2, num_experts_per_tok=1),
-            "passes 's_aux'",
-        ),
-    ],
-)
-def test_what_attention_cannot_do_is_refused(config: PretrainedConfig, message: str) -> None:
-    with pytest.raises(UnsupportedModel, match=message):
-        _model(config)
+def test_windows_caps_and_sinks_are_seen_layer_by_layer() -> None:
+    forms = _model(MistralConfig(**SIZES, sliding_window=64)).attention.forms
+    assert [form.window for form in forms] == [64, 64]
+    kinds = ["sliding_attention", "full_attention"]
+    gemma = Gemma2Config(**SIZES, sliding_window=64, attn_logit_softcapping=30.0, layer_types=kinds)
+    forms = _model(gemma).attention.forms
+    assert [(form.window, form.soft_cap) for form in forms] == [(64, 30.0), (None, 30.0)]
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    oss = GptOssConfig(**SIZES, sliding_window=64, layer_types=kinds, **experts)
+    for form in _model(oss).attention.forms:
+        assert form.sinks is not None and form.sinks.shape == (4,)
 
 
-def test_window_as_long_as_the_context_is_no_window() -> None:
-    assert _model(MistralConfig(**SIZES, sliding_window=128)).attention.layers == 2
+def test_a_window_that_attention_is_not_told_of_is_refused() -> None:
+    probe = ContractProbe(layers=1, context_tokens=128, windows=(64,))
+    with pytest.raises(UnsupportedModel, match="window of 64 tokens by its configuration"):
+        _call(probe, 0, extras={"sliding_window": None})
+    _call(ContractProbe(layers=1, context_tokens=64, windows=(64,)), 0)
+    with pytest.raises(UnsupportedModel, match="chunks of 64 tokens, shorter than"):
+        refuse_config({}, {"layer_types": ["chunked_attention"], "attention_chunk_size": 64}, 128)
 
 
 def test_layers_that_go_their_own_way_are_refused() -> None:
@@ -166,6 +171,14 @@ def test_encoder_decoders_quantised_and_own_code_are_refused(tmp_path: Path, pro
     T5Config().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="t5 is an encoder-decoder"):
         load()
+    for other, reason in (
+        (DeepseekV3Config(), "compressed .multi-head latent attention"),
+        (MambaConfig(), "state-space layers"),
+        (Qwen3NextConfig(), "linear attention"),
+    ):
+        other.save_pretrained(tmp_path)
+        with pytest.raises(UnsupportedModel, match=reason):
+            load()
     config = LlamaConfig(**SIZES)
     config.quantization_config = {"quant_method": "gptq"}
     config.save_pretrained(tmp_path)

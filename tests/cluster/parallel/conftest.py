@@ -69,6 +69,7 @@ async def _serve(
     num_blocks: int,
     max_step_tokens: int,
     policy: PreemptionPolicy,
+    first_alone: bool,
 ) -> Served:
     configs = [
         WorkerConfig(
@@ -109,6 +110,8 @@ async def _serve(
     for number, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=new_tokens, temperature=0.0)
         engine.submit(RequestSpec(str(number), tuple(prompt), sampling))
+        while first_alone and number == 0 and await engine.step():
+            engine.check()
     while await engine.step():
         engine.check()
     await group.close()
@@ -117,7 +120,10 @@ async def _serve(
 
 @pytest.fixture
 def serve(rank_pool: RankPool) -> Callable[..., Served]:
-    """Serves prompts on so many ranks; `machines` pretends where they are."""
+    """Serves prompts on so many ranks; `machines` pretends where they are.
+
+    With `first_alone` the first is done before the others come, which find its blocks.
+    """
 
     def run(
         directory: Path,
@@ -129,6 +135,7 @@ def serve(rank_pool: RankPool) -> Callable[..., Served]:
         max_step_tokens: int = 64,
         policy: PreemptionPolicy = PreemptionPolicy.AUTO,
         machines: Sequence[str] | None = None,
+        first_alone: bool = False,
     ) -> Served:
         return asyncio.run(
             _serve(
@@ -140,6 +147,7 @@ def serve(rank_pool: RankPool) -> Callable[..., Served]:
                 num_blocks,
                 max_step_tokens,
                 policy,
+                first_alone,
             )
         )
 
