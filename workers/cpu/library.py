@@ -29,7 +29,7 @@ __all__ = [
     "native_step",
 ]
 
-VERSION = 3
+VERSION = 4
 """Of the signatures below; `by_version` in `native/library.cpp` says the same."""
 
 NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}

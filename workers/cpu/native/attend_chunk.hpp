@@ -1,6 +1,6 @@
 // Attention of many tokens of one request: query heads that share a KV head are rows of one matrix.
 //
-// Positions pass by 64 at a time. Their keys are transposed and their values copied into panels of
+// Positions pass by 128 at a time. Their keys are transposed and their values copied into panels of
 // 16, so that both multiplications run on the tiles of `multiply.hpp`; the softmax between them is
 // kept as a running maximum and sum. Tokens before a stretch of positions take no part in it.
 #pragma once
@@ -12,6 +12,7 @@ namespace blockyard {
 
 // Rows of one piece of work: queries, sums and scores stay in the second-level cache.
 constexpr int kChunkRows = 192;
+constexpr int kChunkKeys = 128;
 
 struct ChunkScratch {
   std::vector<float> queries, values, scores, keys, stored;
@@ -20,9 +21,9 @@ struct ChunkScratch {
   void fit(int64_t rows, int64_t dim) {
     grow(queries, rows * dim);
     grow(values, rows * dim);
-    grow(scores, rows * kKeys);
-    grow(keys, dim * kKeys);
-    grow(stored, dim * kKeys);
+    grow(scores, rows * kChunkKeys);
+    grow(keys, dim * kChunkKeys);
+    grow(stored, dim * kChunkKeys);
     softmax.assign(static_cast<size_t>(rows), Softmax{});
   }
 
@@ -50,33 +51,38 @@ inline void transpose8(const __m256 (&in)[8], float* out, int64_t stride) {
   }
 }
 
-// Keys as panels `[4][dim][16]`, values as `[dim / 16][64][16]`; beyond `count` zeros.
+// Keys as panels `[8][dim][16]`, values as `[dim / 16][128][16]`; beyond `count` zeros.
 template <class T>
 inline void pack_keys_values(const HeadReader<T>& reader, int64_t first, int count, int dim,
                              float* keys, float* stored) {
-  constexpr bool kScaled = std::is_same_v<T, int8_t>;
-  for (int k = 0; k < kKeys; k += kLanes) {
+  const T* rows[kChunkKeys];
+  float scales[2][kChunkKeys];
+  if constexpr (std::is_same_v<T, int8_t>) {
+    for (int kind = 0; kind < 2; ++kind) {
+      std::fill_n(scales[kind], kChunkKeys, 1.0f);
+      reader.apply_scales(first, count, kind, scales[kind]);
+    }
+  }
+  const auto load = [&](int kind, int k, int d) {
+    if (k >= count) return _mm256_setzero_ps();
+    const __m256 numbers = load8(rows[k] + d);
+    if constexpr (std::is_same_v<T, int8_t>)
+      return _mm256_mul_ps(numbers, _mm256_set1_ps(scales[kind][k]));
+    return numbers;
+  };
+  reader.locate(first, count, 0, rows);
+  for (int k = 0; k < kChunkKeys; k += kLanes) {
     float* panel = keys + k / kPanel * dim * kPanel + k % kPanel;
     for (int d = 0; d < dim; d += kLanes) {
-      __m256 rows[8];
-      for (int i = 0; i < 8; ++i) {
-        rows[i] = _mm256_setzero_ps();
-        if (k + i >= count) continue;
-        rows[i] = load8(reader.at(first + k + i, 0) + d);
-        if constexpr (kScaled)
-          rows[i] = _mm256_mul_ps(rows[i], _mm256_set1_ps(reader.scale(first + k + i, 0)));
-      }
-      transpose8(rows, panel + d * kPanel, kPanel);
+      __m256 eight[kLanes];
+      for (int i = 0; i < kLanes; ++i) eight[i] = load(0, k + i, d);
+      transpose8(eight, panel + d * kPanel, kPanel);
     }
   }
-  for (int k = 0; k < kKeys; ++k) {
-    const T* row = k < count ? reader.at(first + k, 1) : nullptr;
-    const __m256 scale = _mm256_set1_ps(kScaled && row ? reader.scale(first + k, 1) : 1.0f);
-    for (int d = 0; d < dim; d += kLanes) {
-      float* to = stored + (d / kPanel * kKeys + k) * kPanel + d % kPanel;
-      store8(to, row ? _mm256_mul_ps(load8(row + d), scale) : _mm256_setzero_ps());
-    }
-  }
+  reader.locate(first, count, 1, rows);
+  for (int k = 0; k < kChunkKeys; ++k)
+    for (int d = 0; d < dim; d += kLanes)
+      store8(stored + (d / kPanel * kChunkKeys + k) * kPanel + d % kPanel, load(1, k, d));
 }
 
 // Rows of the chunk: token `t`'s query head `h` is row `t * heads + h`.
@@ -96,8 +102,8 @@ void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch&
   std::fill_n(scratch.values.data(), rows * dim, 0.0f);
   // What every token has left behind may have been overwritten: a weight of 0 would not do.
   const int64_t begin = std::max<int64_t>(0, chunk.start - chunk.window + 1);
-  for (int64_t first = begin; first < end; first += kKeys) {
-    const auto count = static_cast<int>(std::min<int64_t>(kKeys, end - first));
+  for (int64_t first = begin; first < end; first += kChunkKeys) {
+    const auto count = static_cast<int>(std::min<int64_t>(kChunkKeys, end - first));
     pack_keys_values(reader, first, count, dim, scratch.keys.data(), scratch.stored.data());
     // Tokens that see any of these positions.
     const int64_t since = std::max<int64_t>(0, first - chunk.start);
@@ -110,17 +116,17 @@ void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch&
       const float* queries = scratch.queries.data() + (from + row) * dim;
       for (int k = 0; k < count; k += kPanel)
         multiply_tile<tile_rows>(queries, dim, scratch.keys.data() + k * dim, dim,
-                                 scores + row * kKeys + k, kKeys, false, here, 0);
+                                 scores + row * kChunkKeys + k, kChunkKeys, false, here, 0);
     });
     for (int row = 0; row < taking; ++row) {
-      float* own = scores + row * kKeys;
+      float* own = scores + row * kChunkKeys;
       const int64_t position = chunk.start + (from + row) / chunk.heads;
       if (chunk.cap > 0) cap_scores(own, count, chunk.cap);
       const int64_t seen = std::min<int64_t>(count, position + 1 - first);
       const int64_t unseen = std::max<int64_t>(0, position - chunk.window + 1 - first);
-      std::fill(own + seen, own + kKeys, kNever);
-      std::fill(own, own + std::min(unseen, seen), kNever);
-      const float kept = scratch.softmax[static_cast<size_t>(from + row)].take(own);
+      if (seen < kChunkKeys) std::fill(own + seen, own + kChunkKeys, kNever);
+      if (unseen > 0) std::fill(own, own + std::min(unseen, seen), kNever);
+      const float kept = scratch.softmax[static_cast<size_t>(from + row)].take(own, kChunkKeys);
       if (kept == 1.0f) continue;
       float* values = scratch.values.data() + (from + row) * dim;
       for (int d = 0; d < dim; d += kLanes)
@@ -129,7 +135,7 @@ void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch&
     for_tiles(taking, [&](auto tile_rows, int row) {
       float* values = scratch.values.data() + (from + row) * dim;
       for (int d = 0; d < dim; d += kPanel)
-        multiply_tile<tile_rows>(scores + row * kKeys, kKeys, scratch.stored.data() + d * kKeys,
+        multiply_tile<tile_rows>(scores + row * kChunkKeys, kChunkKeys, scratch.stored.data() + d * kChunkKeys,
                                  count, values + d, dim, true, here, 0);
     });
   }

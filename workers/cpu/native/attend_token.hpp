@@ -21,23 +21,27 @@ struct Softmax {
   float most = kNever;
   float sum = 0;
 
-  // Turns 64 scores into weights; returns what earlier weights must be multiplied by.
-  float take(float* scores) {
+  // Turns scores, a multiple of 16, into weights; returns the factor of earlier weights.
+  float take(float* scores, int count = kKeys) {
     __m256 highest = load8(scores);
-    for (int i = kLanes; i < kKeys; i += kLanes) highest = _mm256_max_ps(highest, load8(scores + i));
+    for (int i = kLanes; i < count; i += kLanes) highest = _mm256_max_ps(highest, load8(scores + i));
     const float next = std::max(most, max8(highest));
     if (next == kNever) {
-      std::fill_n(scores, kKeys, 0.0f);
+      std::fill_n(scores, count, 0.0f);
       return 1.0f;
     }
     const __m256 shift = _mm256_set1_ps(next);
-    __m256 total = _mm256_setzero_ps();
-    for (int i = 0; i < kKeys; i += kLanes) {
+    __m256 total = _mm256_setzero_ps(), other = _mm256_setzero_ps();
+    for (int i = 0; i < count; i += 2 * kLanes) {
       const __m256 weight = exp8(_mm256_sub_ps(load8(scores + i), shift));
+      const __m256 next_weight = exp8(_mm256_sub_ps(load8(scores + i + kLanes), shift));
       store8(scores + i, weight);
+      store8(scores + i + kLanes, next_weight);
       total = _mm256_add_ps(total, weight);
+      other = _mm256_add_ps(other, next_weight);
     }
-    const float kept = std::exp(most - next);
+    total = _mm256_add_ps(total, other);
+    const float kept = most == next ? 1.0f : std::exp(most - next);
     sum = sum * kept + sum8(total);
     most = next;
     return kept;
@@ -53,11 +57,21 @@ struct Softmax {
   }
 };
 
+// Asks for a head's numbers before they are needed.
+template <class T>
+inline void fetch_head(const T* from, int dim) {
+  for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T)))
+    _mm_prefetch(reinterpret_cast<const char*>(from + d), _MM_HINT_T0);
+}
+
+// Scores of `count` keys, a multiple of 4. Meanwhile their values are fetched.
 template <class T, int Heads>
-inline void score_keys(const float* queries, const T* const* keys, int count, int dim,
-                       float* scores) {
+inline void score_keys(const float* queries, const T* const* keys, const T* const* stored,
+                       int count, int dim, float* scores) {
   constexpr int kAtOnce = Heads <= 3 ? 4 : 2;
   for (int first = 0; first < count; first += kAtOnce) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kAtOnce; ++k) fetch_head(stored[first + k], dim);
     __m256 sums[Heads][4];
 #pragma GCC unroll 4
     for (int h = 0; h < Heads; ++h)
@@ -83,10 +97,11 @@ inline void score_keys(const float* queries, const T* const* keys, int count, in
   }
 }
 
-// values[h] = kept[h] * values[h] + weights[h] * V, `Vectors * 8` dimensions from `d` on.
+// values[h] = kept[h] * values[h] + weights[h] * V, `Vectors * 8` dimensions from `d` on. On the
+// first dimensions the keys that come next are fetched.
 template <class T, int Heads, int Vectors>
-inline void add_values(const float* weights, const T* const* stored, int count, int dim, int d,
-                       const float* kept, float* values) {
+inline void add_values(const float* weights, const T* const* stored, const T* const* ahead,
+                       int count, int dim, int d, const float* kept, float* values) {
   __m256 sums[Heads][Vectors];
 #pragma GCC unroll 4
   for (int h = 0; h < Heads; ++h)
@@ -94,6 +109,7 @@ inline void add_values(const float* weights, const T* const* stored, int count, 
     for (int v = 0; v < Vectors; ++v)
       sums[h][v] = _mm256_mul_ps(load8(values + h * dim + d + v * kLanes), _mm256_set1_ps(kept[h]));
   for (int k = 0; k < count; ++k) {
+    if (d == 0) fetch_head(ahead[k], dim);
 #pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) {
       const __m256 value = load8(stored[k] + d + v * kLanes);
@@ -108,41 +124,46 @@ inline void add_values(const float* weights, const T* const* stored, int count, 
     for (int v = 0; v < Vectors; ++v) store8(values + h * dim + d + v * kLanes, sums[h][v]);
 }
 
+// Where up to 64 positions are. Keys are scored several at once: what is beyond the end repeats the
+// last, and is then left out.
+template <class T>
+inline void locate(const HeadReader<T>& reader, int64_t first, int64_t end, int kind,
+                   const T** to) {
+  const auto count = static_cast<int>(std::min<int64_t>(kKeys, end - first));
+  reader.locate(first, count, kind, to);
+  std::fill(to + count, to + kKeys, to[count - 1]);
+}
+
 // `queries` is `[Heads][dim]`, scaled; `values` `[Heads][dim]` gets the weighted sums, relative to
 // each head's softmax.
 template <class T, int Heads>
 void attend_token(const HeadReader<T>& reader, const float* queries, int dim, int64_t begin,
                   int64_t end, float cap, Softmax* softmax, float* values) {
   alignas(64) float scores[Heads * kKeys];
-  const T* keys[kKeys];
-  const T* stored[kKeys];
+  const T *keys[kKeys], *ahead[kKeys], *stored[kKeys];
   std::fill_n(values, Heads * dim, 0.0f);
+  if (begin < end) locate(reader, begin, end, 0, ahead);
   for (int64_t first = begin; first < end; first += kKeys) {
     const auto count = static_cast<int>(std::min<int64_t>(kKeys, end - first));
-    for (int k = 0; k < count; ++k) {
-      keys[k] = reader.at(first + k, 0);
-      stored[k] = reader.at(first + k, 1);
-    }
-    // Scored several at once: what is beyond the end repeats the last and is then left out.
-    for (int k = count; k < (count + 3) / 4 * 4; ++k) keys[k] = keys[count - 1];
-    score_keys<T, Heads>(queries, keys, (count + 3) / 4 * 4, dim, scores);
+    std::copy_n(ahead, kKeys, keys);
+    locate(reader, first, end, 1, stored);
+    if (first + kKeys < end) locate(reader, first + kKeys, end, 0, ahead);
+    score_keys<T, Heads>(queries, keys, stored, (count + 3) / 4 * 4, dim, scores);
     float kept[Heads];
     for (int h = 0; h < Heads; ++h) {
       float* own = scores + h * kKeys;
-      if constexpr (std::is_same_v<T, int8_t>)
-        for (int k = 0; k < count; ++k) own[k] *= reader.scale(first + k, 0);
+      if constexpr (std::is_same_v<T, int8_t>) reader.apply_scales(first, count, 0, own);
       if (cap > 0) cap_scores(own, count, cap);
       std::fill_n(own + count, kKeys - count, kNever);
       kept[h] = softmax[h].take(own);
-      if constexpr (std::is_same_v<T, int8_t>)
-        for (int k = 0; k < count; ++k) own[k] *= reader.scale(first + k, 1);
+      if constexpr (std::is_same_v<T, int8_t>) reader.apply_scales(first, count, 1, own);
     }
     constexpr int kVectors = Heads <= 3 ? 4 : 2;
     int d = 0;
     for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes)
-      add_values<T, Heads, kVectors>(scores, stored, count, dim, d, kept, values);
+      add_values<T, Heads, kVectors>(scores, stored, ahead, count, dim, d, kept, values);
     for (; d < dim; d += kLanes)
-      add_values<T, Heads, 1>(scores, stored, count, dim, d, kept, values);
+      add_values<T, Heads, 1>(scores, stored, ahead, count, dim, d, kept, values);
   }
 }
 

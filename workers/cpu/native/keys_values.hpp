@@ -48,21 +48,39 @@ struct HeadReader {
   HeadReader(const ByLayer& layer, const int32_t* table, int head)
       : layer_(layer), table_(table), head_(head) {}
 
-  // `kind` is 0 for the key, 1 for the value.
-  const T* at(int64_t position, int kind) const {
-    const int64_t block = table_[position / layer_.block_size];
-    return static_cast<const T*>(layer_.blocks) + block * layer_.block_stride +
-           kind * layer_.kind_stride + head_ * layer_.head_stride +
-           position % layer_.block_size * layer_.head_dim;
+  // Where the keys (`kind` 0) or values (1) of `count` positions are. Blocks are walked, because a
+  // division for each position would take as long as its scores.
+  void locate(int64_t first, int count, int kind, const T** to) const {
+    walk(first, count, [&](int64_t block, int64_t offset, int length) {
+      const T* from = static_cast<const T*>(layer_.blocks) + block * layer_.block_stride +
+                      kind * layer_.kind_stride + head_ * layer_.head_stride +
+                      offset * layer_.head_dim;
+      for (int i = 0; i < length; ++i, from += layer_.head_dim) *to++ = from;
+    });
   }
 
-  float scale(int64_t position, int kind) const {
-    const int64_t block = table_[position / layer_.block_size];
-    return layer_.scales[block * layer_.scale_block_stride + kind * layer_.scale_kind_stride +
-                         head_ * layer_.scale_head_stride + position % layer_.block_size];
+  // Multiplies by the scales of `count` positions.
+  void apply_scales(int64_t first, int count, int kind, float* numbers) const {
+    walk(first, count, [&](int64_t block, int64_t offset, int length) {
+      const float* from = layer_.scales + block * layer_.scale_block_stride +
+                          kind * layer_.scale_kind_stride + head_ * layer_.scale_head_stride +
+                          offset;
+      for (int i = 0; i < length; ++i) *numbers++ *= from[i];
+    });
   }
 
  private:
+  template <class Body>
+  void walk(int64_t first, int count, Body&& body) const {
+    const int size = layer_.block_size;
+    int64_t index = first / size, offset = first % size;
+    for (int64_t left = count; left > 0; ++index, offset = 0) {
+      const auto length = static_cast<int>(std::min<int64_t>(left, size - offset));
+      body(static_cast<int64_t>(table_[index]), offset, length);
+      left -= length;
+    }
+  }
+
   const ByLayer& layer_;
   const int32_t* table_;
   int head_;
