@@ -8,11 +8,13 @@ tokens, blocks.
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 
 from blockyard.scheduler.simulated.arrivals import Arrival
 from blockyard.scheduler.simulated.binder import Binder
+from blockyard.scheduler.simulated.fleet import Fleet, ScaledGroups
 from blockyard.scheduler.simulated.group import SimulatedGroup
 from blockyard.scheduler.simulated.records import ReplayRecords
 
@@ -45,7 +47,8 @@ def run_replay(
     feed: Feed = Feed.RECORDED,
     *,
     run_ahead: bool = True,
-) -> None:
+    scaled: ScaledGroups | None = None,
+) -> Fleet | None:
     """Serve all arrivals to their end.
 
     Args:
@@ -55,11 +58,18 @@ def run_replay(
             requests are left to keep the queues filled.
         feed: when requests come.
         run_ahead: do steady decode steps many at once; the books are the same either way.
+        scaled: how many of the groups are there at a time; None: all of them.
+
+    Returns:
+        What has scaled, if anything has.
 
     Raises:
         ReplayStalled: a group cannot go on.
+        ValueError: requests that do not come at recorded times leave nothing to scale by.
     """
-    loop = _Loop(groups, records, run_ahead)
+    if scaled is not None and feed is not Feed.RECORDED:
+        raise ValueError("groups are scaled by recorded times; leave out what feeds them otherwise")
+    loop = _Loop(groups, records, run_ahead, scaled)
     if feed is Feed.RECORDED:
         loop.by_time(iter(arrivals))
     elif feed is Feed.SATURATE:
@@ -74,39 +84,52 @@ def run_replay(
                 f"group {group.group_id} is left with {group.num_requests} requests at "
                 f"{end:.3f} s and plans nothing"
             )
+    return loop.fleet
 
 
 class _Loop:
     """Ends of steps in order of time, and what happens between them."""
 
     def __init__(
-        self, groups: Sequence[SimulatedGroup], records: ReplayRecords, run_ahead: bool
+        self,
+        groups: Sequence[SimulatedGroup],
+        records: ReplayRecords,
+        run_ahead: bool,
+        scaled: ScaledGroups | None,
     ) -> None:
         self._groups = groups
         self._records = records
         self._run_ahead = run_ahead
         self._binder = Binder(groups)
+        self.fleet = None if scaled is None else Fleet(groups, self._binder, scaled)
+        # Requests that no group could be found for.
+        self._unbound: deque[Arrival] = deque()
         self._ends: list[tuple[float, int]] = []
         # When what each group does ends; other entries of the heap are void.
         self._end_of: list[float | None] = [None] * len(groups)
 
     def by_time(self, arrivals: Iterator[Arrival]) -> None:
         """Requests come at their recorded times and are bound to a group then."""
-        for index in range(len(self._groups)):
-            self._binder.open(index)
+        fleet = self.fleet
+        if fleet is None:
+            for index in range(len(self._groups)):
+                self._binder.open(index)
         arrival = next(arrivals, None)
-        while arrival is not None or self._ends:
+        while arrival is not None or self._ends or self._unbound:
             until = math.inf if arrival is None else arrival.seconds
-            if self._ends and self._ends[0][0] <= until:
+            due = math.inf if fleet is None else fleet.next_event
+            if self._ends and self._ends[0][0] <= min(until, due):
                 now, index = heapq.heappop(self._ends)
                 if self._end_of[index] == now:
                     self._groups[index].finish(now)
                     self._begin(index, now, ahead=self._run_ahead)
+            elif fleet is not None and due <= until:
+                fleet.step(due, len(self._unbound))
+                while self._unbound and self._bind(self._unbound[0], due):
+                    self._unbound.popleft()
             elif arrival is not None:
-                chosen = self._binder.choose(arrival.prompt_tokens, arrival.seconds)
-                if chosen is None:
-                    raise ValueError("there is no group to replay on")
-                self._take(chosen, arrival)
+                if self._unbound or not self._bind(arrival, until):
+                    self._unbound.append(arrival)
                 arrival = next(arrivals, None)
 
     def fed(
@@ -139,7 +162,10 @@ class _Loop:
             self._begin(index, now, ahead=self._run_ahead)
 
     def _begin(self, index: int, now: float, *, ahead: bool) -> None:
-        self._expect(index, self._groups[index].begin(now, ahead=ahead))
+        end = self._groups[index].begin(now, ahead=ahead)
+        self._expect(index, end)
+        if end is None and self.fleet is not None:
+            self.fleet.note_idle(index, now)
 
     def _expect(self, index: int, end: float | None) -> None:
         self._end_of[index] = end
@@ -147,16 +173,20 @@ class _Loop:
         if end is not None:
             heapq.heappush(self._ends, (end, index))
 
-    def _take(self, index: int, arrival: Arrival) -> None:
-        """Hand an arrival to a group, in the middle of what that does."""
-        group, now = self._groups[index], arrival.seconds
+    def _bind(self, arrival: Arrival, now: float) -> bool:
+        """Hand a request to a group, in the middle of what that does; False when none is up."""
+        index = self._binder.choose(arrival.prompt_tokens, now)
+        if index is None:
+            return False
+        group = self._groups[index]
         if self._end_of[index] is None:
-            group.submit(arrival, now)
+            group.submit(arrival, now, arrival.seconds)
             # Others may come at the same moment, and find the step begun.
             self._begin(index, now, ahead=False)
-            return
+            return True
         sooner = group.cut(now)
         if sooner is not None:
             self._expect(index, sooner)
-        group.submit(arrival, now)
+        group.submit(arrival, now, arrival.seconds)
         self._binder.note(index)
+        return True

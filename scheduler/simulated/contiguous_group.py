@@ -25,7 +25,7 @@ __all__ = ["ContiguousGroup"]
 class _Row:
     """One request. It ends with `final + 1` known tokens: the last one is never read back."""
 
-    __slots__ = ("computed", "filled", "final", "known", "lost", "name", "promised")
+    __slots__ = ("computed", "filled", "final", "known", "lost", "name", "promised", "started")
 
     def __init__(self, name: str, prompt: int, output: int) -> None:
         self.name = name
@@ -33,6 +33,7 @@ class _Row:
         self.computed = self.promised = 0
         self.filled = 0
         self.lost = 0
+        self.started = False
         self.final = prompt + output - 1
 
 
@@ -56,6 +57,7 @@ class ContiguousGroup(SimulatedGroup):
         self._running: list[_Row] = []
         self._in_step: list[_Row] = []
         self._pending = 0
+        self._queued_tokens = self._admitted_tokens = 0
         self._blocked: _Row | None = None
         self._step = 0
 
@@ -72,6 +74,7 @@ class ContiguousGroup(SimulatedGroup):
         if self.allocator.reservation(row.final, row.final) > self.allocator.capacity:
             return False
         self._waiting.append(row)
+        self._queued_tokens += row.known
         return True
 
     def _start(self, now: float) -> float | None:
@@ -126,6 +129,10 @@ class ContiguousGroup(SimulatedGroup):
                 self._blocked = row
                 return
             self._waiting.popleft()
+            self._queued_tokens -= row.known
+            if not row.started:
+                row.started = True
+                self._admitted_tokens += row.known
             self._blocked = None
             row.filled = row.known
             self._pending += row.known
@@ -160,6 +167,7 @@ class ContiguousGroup(SimulatedGroup):
         row.lost = row.computed
         row.computed = row.promised = row.filled = 0
         self._waiting.appendleft(row)
+        self._queued_tokens += row.known
 
     def _read_ledger(self) -> GroupLedger:
         """The books in the words of a pool whose blocks have one slot."""
@@ -174,6 +182,8 @@ class ContiguousGroup(SimulatedGroup):
             preemptions=self.preemptions,
             stalled_steps=0,
             logical_tokens=books.filled,
+            prompt_tokens=self._admitted_tokens,
+            queued_tokens=self._queued_tokens,
         )
 
     def _read_state(self) -> SlotState:
@@ -188,6 +198,9 @@ class ContiguousGroup(SimulatedGroup):
             free=books.largest_hole,
             running=len(self._running),
         )
+
+    def _forget(self) -> None:
+        pass  # nothing is kept
 
     def _steady_steps(self) -> list[int]:
         if self._waiting or not self._running:

@@ -63,6 +63,7 @@ class SimulatedGroup(ABC):
         self._candidate: Candidate | None = None
         self._candidate_until = math.inf
         self._since = 0.0
+        self._resting = False
         self._state = SlotState(0, 0, 0, 0, 0, num_slots, 0)
         self._step_began = 0.0
         # Everybody who ran at this moment got a token then.
@@ -99,6 +100,10 @@ class SimulatedGroup(ABC):
         """Where the slots are at this moment."""
 
     @abstractmethod
+    def _forget(self) -> None:
+        """Drop what is kept of requests that have ended."""
+
+    @abstractmethod
     def _steady_steps(self) -> list[int]:
         """Blocks that the coming steady steps take, added up; entry 0 is 0, before them all.
 
@@ -127,10 +132,22 @@ class SimulatedGroup(ABC):
     def _ledger_ahead(self, ledger: GroupLedger, done: int, blocks_taken: int) -> GroupLedger:
         """The books while the steady step after `done` ones is in flight, from those before all."""
 
-    def submit(self, arrival: Arrival, now: float) -> None:
-        """Take a request, or count it as refused."""
+    def rest(self, now: float) -> None:
+        """The group is not there until it is woken: its memory does not count. For idle ones."""
+        self.account(now)
+        self._resting = True
+
+    def wake(self, now: float) -> None:
+        """The group is there (again), and remembers nothing."""
+        self._resting, self._since = False, now
+        self._forget()
+        self._note_change()
+        self._set_state(self._read_state())
+
+    def submit(self, arrival: Arrival, now: float, arrived: float | None = None) -> None:
+        """Take a request, or count it as refused; it may have arrived earlier, elsewhere."""
         name = str(arrival.number)
-        self._lives[name] = _Life(now, arrival.output_tokens)
+        self._lives[name] = _Life(now if arrived is None else arrived, arrival.output_tokens)
         self._note_change()
         if not self._take(name, arrival, now):
             del self._lives[name]
@@ -192,7 +209,7 @@ class SimulatedGroup(ABC):
 
     def account(self, now: float) -> None:
         """Book the memory as it was since the last change up to now."""
-        if now > self._since:
+        if now > self._since and not self._resting:
             self.records.hold(self._since, now, self._state.times(now - self._since))
             self._since = now
 

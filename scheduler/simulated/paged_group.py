@@ -112,6 +112,9 @@ class PagedGroup(SimulatedGroup):
             running=ledger.requests.running,
         )
 
+    def _forget(self) -> None:
+        self.scheduler.reset_prefix_cache()
+
     def _steady_steps(self) -> list[int]:
         return self.scheduler.steady_steps(MOST_STEPS_AHEAD)
 

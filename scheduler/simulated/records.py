@@ -16,8 +16,6 @@ __all__ = ["ReplayRecords"]
 class ReplayRecords:
     """One allocator's replay. Groups add to it as their simulated time goes on."""
 
-    total_slots: int
-    """Of all groups."""
     refused: int = 0
     finished: int = 0
     output_tokens: int = 0
@@ -71,7 +69,8 @@ class ReplayRecords:
         held = self.slot_seconds
         allocated = held.filled + held.reserved + held.internal
         span = self.measured_seconds
-        whole = self.total_slots * span
+        # Of the groups that were there: sums over all states are all slots.
+        whole = sum(held) - held.running
         seconds = self.simulated_seconds
         return {
             "filled_ratio": held.filled / allocated if allocated else 0.0,

@@ -3,7 +3,7 @@
 Knows nothing of files or model names. Units: bytes, tokens, blocks, simulated seconds.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,12 @@ from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig
 from blockyard.scheduler.contiguous.allocators import POLICIES, make_allocator
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.replay import Feed, run_replay
+from blockyard.scheduler.scaling import ScalingPolicy
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.scheduler.simulated.arrivals import Arrival, PromptWriter
 from blockyard.scheduler.simulated.contiguous_group import ContiguousGroup
+from blockyard.scheduler.simulated.fleet import ScaledGroups
+from blockyard.scheduler.simulated.group import SimulatedGroup
 from blockyard.scheduler.simulated.memory_timeline import SlotState
 from blockyard.scheduler.simulated.paged_group import PagedGroup
 from blockyard.scheduler.simulated.records import ReplayRecords
@@ -42,6 +45,8 @@ class ReplaySetup:
         max_step_tokens: most tokens computed in a step.
         preemption: what becomes of preempted requests' blocks.
         num_host_blocks: blocks of one group's pool in host memory.
+        scaling: how many of the groups are up at a time; None: all of them.
+        start_seconds: until a group that is wanted takes requests.
     """
 
     cost: StepCost
@@ -53,6 +58,14 @@ class ReplaySetup:
     max_step_tokens: int
     preemption: PreemptionPolicy = PreemptionPolicy.AUTO
     num_host_blocks: int = 0
+    scaling: ScalingPolicy | None = None
+    start_seconds: float = 15.0
+
+    def scaled(self) -> ScaledGroups | None:
+        """How the groups are scaled, if they are."""
+        if self.scaling is None:
+            return None
+        return ScaledGroups(self.scaling, self.max_running, self.start_seconds)
 
     def config(self) -> SchedulerConfig:
         """Limits of each group's scheduler."""
@@ -96,7 +109,7 @@ def replay_allocator(
     Raises:
         ValueError: no such allocator.
     """
-    records = ReplayRecords(setup.num_groups * setup.num_blocks * setup.block_size)
+    records = ReplayRecords()
     finish = _make(name, setup, records)
     figures = finish(arrivals, feed, run_ahead)
     return AllocatorOutcome(
@@ -122,11 +135,10 @@ def _make(name: str, setup: ReplaySetup, records: ReplayRecords) -> _Runner:
             for group_id in ids
         ]
 
-        def run_paged(arrivals: Iterable[Arrival], feed: Feed, ahead: bool) -> dict[str, Any]:
-            run_replay(arrivals, paged, records, feed, run_ahead=ahead)
-            return _paged_figures(paged)
-
-        return run_paged
+        return lambda arrivals, feed, ahead: {
+            **_run(arrivals, paged, records, feed, ahead, setup),
+            **_paged_figures(paged),
+        }
     kind, _, policy = name.partition(":")
     if kind != "contiguous" or policy not in POLICIES:
         raise ValueError(f"allocator {name!r} is not known; give one of {', '.join(ALLOCATORS)}")
@@ -141,11 +153,22 @@ def _make(name: str, setup: ReplaySetup, records: ReplayRecords) -> _Runner:
         for group_id in ids
     ]
 
-    def run_contiguous(arrivals: Iterable[Arrival], feed: Feed, ahead: bool) -> dict[str, Any]:
-        run_replay(arrivals, contiguous, records, feed, run_ahead=ahead)
-        return _contiguous_figures(contiguous)
+    return lambda arrivals, feed, ahead: {
+        **_run(arrivals, contiguous, records, feed, ahead, setup),
+        **_contiguous_figures(contiguous),
+    }
 
-    return run_contiguous
+
+def _run(
+    arrivals: Iterable[Arrival],
+    groups: Sequence[SimulatedGroup],
+    records: ReplayRecords,
+    feed: Feed,
+    ahead: bool,
+    setup: ReplaySetup,
+) -> dict[str, Any]:
+    fleet = run_replay(arrivals, groups, records, feed, run_ahead=ahead, scaled=setup.scaled())
+    return {} if fleet is None else {"scaling": fleet.figures(records.simulated_seconds)}
 
 
 def _paged_figures(groups: list[PagedGroup]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ COST = make_step_cost(ModelShape(32, 8, 128, 8_000_000_000), H200, 16, 1)
 
 
 def make(kind: str) -> SimulatedGroup:
-    records = ReplayRecords(200 * 16)
+    records = ReplayRecords()
     if kind == "blocks":
         return PagedGroup("g0", records, Scheduler(CONFIG, 200), COST, PromptWriter())
     return ContiguousGroup("g0", records, make_allocator(kind, 200 * 16, 512), CONFIG, COST)
