@@ -139,6 +139,14 @@ __device__ __forceinline__ float tanh_fast(float x) {
 #endif
 }
 
+__device__ __forceinline__ float inverse_root(float x) {
+#ifdef BY_EMULATED
+  return 1.f / std::sqrt(x);
+#else
+  return rsqrtf(x);
+#endif
+}
+
 // Two floats rounded to bfloat16 or half, the first in the low bits.
 template <bool Bf16>
 __device__ __forceinline__ uint32_t pack2(float low, float high) {

@@ -16,7 +16,9 @@ import torch
 from blockyard.cuda.compiler import default_cache_dir
 from blockyard.cuda.decode import DecodeAttention, DecodeRows
 from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
+from blockyard.cuda.fused_layers import KernelLayers
 from blockyard.cuda.launch import Kernel, KernelLibrary
+from blockyard.cuda.prefill import PrefillAttention, PrefillRows
 from blockyard.cuda.sources import Build
 
 make_case = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["_make_case"]
@@ -43,7 +45,30 @@ def decode(library: KernelLibrary) -> None:
     )
 
 
-SCENARIOS: dict[str, Callable[[KernelLibrary], None]] = {"decode": decode}
+def layers(library: KernelLibrary) -> None:
+    both = torch.ones(3, 2 * 1032, dtype=torch.bfloat16)
+    hidden = KernelLayers(library).silu_and_multiply(both)
+    weight = torch.ones(hidden.shape[1], dtype=torch.bfloat16)
+    KernelLayers(library).add_rms_norm(hidden, hidden, weight, 1e-6)
+
+
+def prefill(library: KernelLibrary) -> None:
+    case = make_case([150, 37], [70, 5])
+    batch = case.batch
+    firsts = (batch.counts.cumsum() - batch.counts).astype("int32")
+    rows = PrefillRows(batch.counts, batch.lengths, firsts, batch.block_tables, 16)
+    output = torch.empty_like(case.queries)
+    # Many slots, so that tiles are cut and merged too.
+    PrefillAttention(library, rows, 64, torch.device("cpu")).attend(
+        case.kv, case.queries, case.form, output
+    )
+
+
+SCENARIOS: dict[str, Callable[[KernelLibrary], None]] = {
+    "decode": decode,
+    "layers": layers,
+    "prefill": prefill,
+}
 
 
 def main() -> None:
