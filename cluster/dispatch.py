@@ -11,9 +11,10 @@ from typing import Protocol
 from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
+from blockyard.scheduler.yard_map import YardMap
 from blockyard.workers.description import ModelDescription
 
-__all__ = ["Dispatcher", "GroupReport", "TokenStream"]
+__all__ = ["Dispatcher", "GroupReport", "GroupYard", "TokenStream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,14 @@ class GroupReport:
     def ledger(self) -> GroupLedger:
         """Its blocks, slots and requests."""
         return self.books.ledger
+
+
+@dataclass(frozen=True, slots=True)
+class GroupYard:
+    """One group's books and a picture of its pool, taken one after the other."""
+
+    report: GroupReport
+    yard: YardMap
 
 
 class TokenStream(Protocol):

@@ -14,8 +14,12 @@ from typing import Protocol
 from blockyard.cluster.books.shadow_feed import ShadowFeed
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.scheduler.prefix_index import PrefixEvents
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec, RequestUpdate
 from blockyard.scheduler.scheduler import Scheduler
+from blockyard.scheduler.snapshot import RequestSnapshot
+from blockyard.scheduler.yard_drawing import draw_yard
+from blockyard.scheduler.yard_map import YardMap
 
 __all__ = ["Engine", "Group", "GroupLost"]
 
@@ -101,20 +105,28 @@ class Engine:
         """Requests that are live."""
         return self._scheduler.num_requests
 
-    def submit(self, spec: RequestSpec) -> None:
-        """Queue a request.
+    def submit(self, spec: RequestSpec) -> int:
+        """Queue a request; returns the most tokens of an answer.
 
         Raises:
             RequestRefused: it can never fit, too many wait, or the engine drains or is lost.
         """
-        if self._lost is not None:
-            raise RequestRefused(
-                RefusalCode.UNAVAILABLE, "the workers of this group were lost; try again shortly"
-            )
-        if not self._scheduler.has_work:
-            self._last_progress = self._clock()
-        self._scheduler.submit(spec, self._clock())
+        self._before_request()
+        max_tokens = self._scheduler.submit(spec, self._clock())
         self.shadow.submitted(spec)
+        self._idle.clear()
+        self._note_change()
+        return max_tokens
+
+    def resume(self, snapshot: RequestSnapshot) -> None:
+        """Queue a request that another engine served, to go on from where it stood.
+
+        Raises:
+            RequestRefused: it can never be finished here, or the engine drains or is lost.
+        """
+        self._before_request()
+        self._scheduler.resume(snapshot, self._clock())
+        self.shadow.resumed(snapshot)
         self._idle.clear()
         self._note_change()
 
@@ -145,6 +157,18 @@ class Engine:
     def ledger(self) -> GroupLedger:
         """The books as they stand."""
         return self._scheduler.ledger()
+
+    def draw_yard(self, max_cells: int) -> YardMap:
+        """A picture of the pool in at most so many cells; it takes a while where much is held."""
+        return draw_yard(self._scheduler, max_cells)
+
+    def take_prefix_events(self) -> PrefixEvents:
+        """What came into the prefix index and what left it since the last call."""
+        return self._scheduler.take_prefix_events()
+
+    def prefix_keys(self) -> tuple[bytes, ...]:
+        """Keys of all blocks that can be found. Walks the index."""
+        return tuple(block.key for block in self._scheduler.prefix_snapshot())
 
     def stalled_seconds(self) -> float:
         """How long work has waited since the last finished step; 0 when nothing waits."""
@@ -192,6 +216,14 @@ class Engine:
         self.shadow.stepped(updates)
         self._note_change()
         return True
+
+    def _before_request(self) -> None:
+        if self._lost is not None:
+            raise RequestRefused(
+                RefusalCode.UNAVAILABLE, "the workers of this group were lost; try again shortly"
+            )
+        if not self._scheduler.has_work:
+            self._last_progress = self._clock()
 
     def _take_acknowledged(self) -> None:
         self._scheduler.acknowledge(self._group.acknowledged_step)

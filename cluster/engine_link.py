@@ -1,29 +1,32 @@
-"""An ingress's connection to one engine, and the streams of requests that run there.
+"""An ingress's connection to one engine, and which request's news goes to which stream.
 
-Updates that arrive while a stream's reader is slow are merged, so a stream holds at most one
-undelivered update. Losing the engine ends every stream with UNAVAILABLE, and so does an engine
-that does not answer a submission in time. Knows no gRPC, no Ray. Units: seconds.
+Losing the engine ends every stream with UNAVAILABLE, and so does an engine that does not answer a
+submission in time. Knows no gRPC, no Ray. Units: seconds.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Iterable
 from itertools import count
+from typing import TypeVar
 
 from blockyard.cluster.books.group_books import GroupBooks
+from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.messages import (
     Abort,
     AskLedger,
+    AskYard,
     EngineToIngress,
     GroupIdentity,
     LedgerAnswer,
     Lost,
     Refused,
+    Resume,
     Submit,
     Submitted,
     Updates,
+    YardAnswer,
 )
-from blockyard.cluster.outbox import merge_updates
 from blockyard.cluster.wire import Codec, Connection, Endpoint, WireError, connect
 from blockyard.scheduler.request import (
     RefusalCode,
@@ -31,84 +34,20 @@ from blockyard.scheduler.request import (
     RequestSpec,
     RequestUpdate,
 )
+from blockyard.scheduler.snapshot import RequestSnapshot
+from blockyard.scheduler.yard_map import YardMap
 
-__all__ = ["ANSWER_SECONDS", "EngineLink", "EngineStream"]
+__all__ = ["ANSWER_SECONDS", "EngineLink"]
 
 logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 ANSWER_SECONDS = 5.0
 """An engine answers between two steps; one that does not in this time is stuck."""
 
 _GONE_MESSAGE = "the engine that ran this request is gone; send it again"
 _SILENT_MESSAGE = "the group does not answer at the moment; try again shortly"
-
-
-class EngineStream:
-    """News of one request. Implements `dispatch.TokenStream`."""
-
-    def __init__(self, link: "EngineLink", spec: RequestSpec) -> None:
-        self.request_id = spec.request_id
-        self._link = link
-        self._updates: dict[int, RequestUpdate] = {}
-        # Choices whose last word has not come.
-        self._live = set(range(spec.num_choices))
-        self._refusal: RequestRefused | None = None
-        self._news = asyncio.Event()
-        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def ended(self) -> bool:
-        """Whether the engine will say nothing more that anybody wants to hear."""
-        return not self._live
-
-    def put(self, update: RequestUpdate) -> None:
-        """Add what the engine sent."""
-        choice = update.choice
-        if choice not in self._live:
-            return  # said before it heard that nobody wants this one any more
-        if update.finish_reason is not None:
-            self._live.discard(choice)
-        earlier = self._updates.get(choice)
-        self._updates[choice] = update if earlier is None else merge_updates(earlier, update)
-        self._news.set()
-
-    def refuse(self, refusal: RequestRefused) -> None:
-        """End the stream, after what was put: the engine did not take the request, or lost it."""
-        if not self.accepted.done():
-            self.accepted.set_exception(refusal)
-            return
-        self._refusal = refusal
-        self._news.set()
-
-    async def __aiter__(self) -> AsyncIterator[RequestUpdate]:
-        """Iterate over updates until every choice has ended or was aborted.
-
-        Raises:
-            RequestRefused: the engine was lost.
-        """
-        while True:
-            if self._updates:
-                yield self._updates.pop(next(iter(self._updates)))
-            elif self.ended:
-                return
-            elif self._refusal is not None:
-                raise self._refusal
-            else:
-                self._news.clear()
-                await self._news.wait()
-
-    async def abort(self, choice: int | None = None) -> None:
-        """Free the blocks of the request, or of one choice. Safe in any state and twice."""
-        if choice is None:
-            self._updates.clear()
-            self._live.clear()
-            self._link.abort(self)
-        else:
-            self._updates.pop(choice, None)
-            if choice in self._live:
-                self._live.discard(choice)
-                self._link.abort(self, choice)
-        self._news.set()
 
 
 class EngineLink:
@@ -120,6 +59,7 @@ class EngineLink:
         self._streams: dict[str, EngineStream] = {}
         self._submissions: dict[int, EngineStream] = {}
         self._ledgers: dict[int, asyncio.Future[GroupBooks]] = {}
+        self._yards: dict[int, asyncio.Future[YardMap]] = {}
         self._tickets = count(1)
         self._open = True
         self._gone_message = _GONE_MESSAGE
@@ -152,19 +92,32 @@ class EngineLink:
         Raises:
             RequestRefused: the engine did not take it, does not answer, or is gone.
         """
+        choices = range(spec.num_choices)
+        return await self._hand_over(spec.request_id, choices, lambda t: Submit(t, spec))
+
+    async def resume(self, snapshot: RequestSnapshot) -> EngineStream:
+        """Hand over a request that another engine served. Raises like `submit`."""
+        choices = snapshot.numbers
+        return await self._hand_over(
+            snapshot.spec.request_id, choices, lambda t: Resume(t, snapshot)
+        )
+
+    async def _hand_over(
+        self, request_id: str, choices: Iterable[int], ask: Callable[[int], Submit | Resume]
+    ) -> EngineStream:
         if not self._open:
             raise RequestRefused(RefusalCode.UNAVAILABLE, self._gone_message)
-        if spec.request_id in self._streams:
+        if request_id in self._streams:
             raise RequestRefused(
                 RefusalCode.INVALID,
-                f"{spec.request_id!r} is the id of a request that still runs; choose another",
+                f"{request_id!r} is the id of a request that still runs; choose another",
                 "request_id",
             )
-        stream = EngineStream(self, spec)
+        stream = EngineStream(request_id, choices, self.abort)
         ticket = next(self._tickets)
-        self._streams[spec.request_id] = self._submissions[ticket] = stream
+        self._streams[request_id] = self._submissions[ticket] = stream
         try:
-            self._connection.post(Submit(ticket, spec))
+            self._connection.post(ask(ticket))
             async with asyncio.timeout(ANSWER_SECONDS):
                 await stream.accepted
         except BaseException as error:
@@ -191,19 +144,30 @@ class EngineLink:
         Raises:
             RequestRefused: the engine does not answer, or is gone.
         """
+        return await self._ask(self._ledgers, lambda ticket: AskLedger(ticket, audit, memory))
+
+    async def draw_yard(self, max_cells: int) -> YardMap:
+        """A picture of the engine's pool in at most so many cells. Raises like `books`."""
+        return await self._ask(self._yards, lambda ticket: AskYard(ticket, max_cells))
+
+    async def _ask(
+        self,
+        answers: dict[int, asyncio.Future[Answer]],
+        question: Callable[[int], AskLedger | AskYard],
+    ) -> Answer:
         if not self._open:
             raise RequestRefused(RefusalCode.UNAVAILABLE, self._gone_message)
         ticket = next(self._tickets)
-        answer: asyncio.Future[GroupBooks] = asyncio.get_running_loop().create_future()
-        self._ledgers[ticket] = answer
-        self._connection.post(AskLedger(ticket, audit, memory))
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answers[ticket] = answer
+        self._connection.post(question(ticket))
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await answer
         except TimeoutError:
             raise RequestRefused(RefusalCode.UNAVAILABLE, _SILENT_MESSAGE) from None
         finally:
-            del self._ledgers[ticket]
+            del answers[ticket]
 
     async def close(self) -> None:
         """Hang up; the engine frees whatever ran for this ingress."""
@@ -228,10 +192,10 @@ class EngineLink:
             case Updates(updates):
                 for update in updates:
                     self._take_update(update)
-            case Submitted(ticket):
+            case Submitted(ticket, max_tokens):
                 stream = self._submissions.get(ticket)
                 if stream is not None and not stream.accepted.done():
-                    stream.accepted.set_result(None)
+                    stream.accepted.set_result(max_tokens)
             case Refused(ticket, code, text, field):
                 stream = self._submissions.get(ticket)
                 if stream is not None and self._forget(stream):
@@ -239,9 +203,9 @@ class EngineLink:
             case Lost(text):
                 self._gone_message = text
             case LedgerAnswer(ticket, books):
-                answer = self._ledgers.get(ticket)
-                if answer is not None and not answer.done():
-                    answer.set_result(books)
+                _settle(self._ledgers.get(ticket), books)
+            case YardAnswer(ticket, yard):
+                _settle(self._yards.get(ticket), yard)
 
     def _take_update(self, update: RequestUpdate) -> None:
         stream = self._streams.get(update.request_id)
@@ -265,6 +229,12 @@ class EngineLink:
         for stream in self._streams.values():
             stream.refuse(gone)
         self._streams.clear()
-        for answer in self._ledgers.values():
+        for answer in (*self._ledgers.values(), *self._yards.values()):
             if not answer.done():
                 answer.set_exception(gone)
+
+
+def _settle(answer: asyncio.Future[Answer] | None, value: Answer) -> None:
+    """Hand an answer to who asked, if somebody still waits for it."""
+    if answer is not None and not answer.done():
+        answer.set_result(value)

@@ -15,13 +15,16 @@ from blockyard.cluster.engine import Engine, Group
 from blockyard.cluster.messages import (
     Abort,
     AskLedger,
+    AskYard,
     IngressToEngine,
     LedgerAnswer,
     Lost,
     Refused,
+    Resume,
     Submit,
     Submitted,
     Updates,
+    YardAnswer,
 )
 from blockyard.cluster.outbox import Outbox
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
@@ -174,7 +177,7 @@ class EngineServer:
 
     def _take(self, reader: _Reader, message: IngressToEngine) -> None:
         match message:
-            case Submit():
+            case Submit() | Resume():
                 reader.connection.post(self._submit(reader, message))
             case Abort(request_id, choice):
                 self._abort(reader, request_id, choice)
@@ -187,6 +190,8 @@ class EngineServer:
                 task.add_done_callback(self._answering.discard)
             case AskLedger(ticket, audit):
                 reader.connection.post(LedgerAnswer(ticket, self.books(audit)))
+            case AskYard(ticket, max_cells):
+                reader.connection.post(YardAnswer(ticket, self.engine.draw_yard(max_cells)))
 
     async def _answer_with_memory(
         self, reader: _Reader, ticket: int, audit: bool, ask_memory: AskMemory
@@ -208,14 +213,18 @@ class EngineServer:
             return str(error) or "the books do not add up"
         return ""
 
-    def _submit(self, reader: _Reader, message: Submit) -> Submitted | Refused:
+    def _submit(self, reader: _Reader, message: Submit | Resume) -> Submitted | Refused:
         try:
-            self.engine.submit(message.spec)
+            if isinstance(message, Submit):
+                spec, max_tokens = message.spec, self.engine.submit(message.spec)
+            else:
+                spec, max_tokens = message.snapshot.spec, message.snapshot.max_tokens
+                self.engine.resume(message.snapshot)
         except RequestRefused as refusal:
             return Refused(message.ticket, refusal.code, refusal.message, refusal.field)
-        self._owners[message.spec.request_id] = reader
-        reader.request_ids.add(message.spec.request_id)
-        return Submitted(message.ticket)
+        self._owners[spec.request_id] = reader
+        reader.request_ids.add(spec.request_id)
+        return Submitted(message.ticket, None if spec.sampling.max_tokens else max_tokens)
 
     def _abort(self, reader: _Reader, request_id: str, choice: int | None) -> None:
         # Even of a request that has ended: its last news must not be taken for a later namesake's.

@@ -7,32 +7,41 @@ and no Ray: how to find the central scheduler is passed in. Units: seconds.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from itertools import count
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from blockyard.cluster.dispatch import GroupReport, TokenStream
+from blockyard.cluster.binder import CentralBinder
+from blockyard.cluster.dispatch import GroupReport, GroupYard, TokenStream
+from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.group_links import GroupLinks
-from blockyard.cluster.messages import (
-    AskGroups,
-    Bind,
-    Bound,
-    GroupIdentity,
-    Groups,
-    ToIngress,
-    Unbound,
-)
-from blockyard.cluster.standing_link import stay_linked
-from blockyard.cluster.wire import Codec, Connection, Endpoint
+from blockyard.cluster.journal import Journal
+from blockyard.cluster.messages import GroupIdentity, Groups
+from blockyard.cluster.resuming_stream import ResumingStream
+from blockyard.cluster.wire import Endpoint
+from blockyard.scheduler.block_keys import PromptKeys
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
+from blockyard.scheduler.snapshot import RequestSnapshot
 from blockyard.workers.description import ModelDescription
 
-__all__ = ["BIND_SECONDS", "ClusterDispatcher"]
+__all__ = ["ClusterDispatcher"]
 
 logger = logging.getLogger(__name__)
 
-SHUTTING_DOWN = "the server is shutting down; ask another one"
-BIND_SECONDS = 2.0
-"""The central scheduler binds in well under a millisecond; silent for so long, it is stuck."""
+Answer = TypeVar("Answer")
+
+_SHUTTING_DOWN = "the server is shutting down; ask another one"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a client wants of the groups; `name` is its own for it, held while it lives."""
+
+    model: str
+    spec: RequestSpec
+    keys: PromptKeys | None
+    name: str
 
 
 class ClusterDispatcher:
@@ -44,11 +53,8 @@ class ClusterDispatcher:
         locate: Callable[[], Awaitable[Endpoint]],
     ) -> None:
         self._models = models
-        self._locate = locate
         self._groups = GroupLinks()
-        self._central: Connection[ToIngress] | None = None
-        self._bindings: dict[int, asyncio.Future[str]] = {}
-        self._tickets = count(1)
+        self._binder = CentralBinder(locate, self._take_groups)
         self._draining = False
 
     def models(self) -> tuple[ModelDescription, ...]:
@@ -63,7 +69,7 @@ class ClusterDispatcher:
     @property
     def linked(self) -> bool:
         """Whether the central scheduler is there."""
-        return self._central is not None
+        return self._binder.linked
 
     async def ready(self) -> bool:
         """Whether traffic is welcome: not draining, and each model has a group."""
@@ -72,114 +78,117 @@ class ClusterDispatcher:
         served = {identity.model.name for identity in self._groups.groups.values()}
         return all(model.name in served for model in self._models)
 
-    async def submit(self, model: str, spec: RequestSpec) -> TokenStream:
+    async def submit(self, model: str, spec: RequestSpec, name: str = "") -> TokenStream:
         """Bind a request to a group and hand it over.
 
         A group that turns out to be leaving or lost costs the client nothing while there is another
-        one.
+        one, before the first token and after it.
 
         Raises:
-            RequestRefused: the caller's mistake, too much load, or no group ready.
+            RequestRefused: the caller's mistake, too much load, no group ready, or the name is in
+                use.
         """
-        group_id = await self._bind(model, spec)
-        tried = {group_id}
-        while True:
-            try:
-                link = await self._groups.link(group_id)
-                return await link.submit(spec)
-            except RequestRefused as refusal:
-                other = self._groups.least_loaded(model, tried)
-                if refusal.code is not RefusalCode.UNAVAILABLE or other is None:
-                    raise
-            group_id = other
-            tried.add(group_id)
+        keys = PromptKeys(spec.prompt_token_ids, spec.extras) if spec.use_prefix_cache else None
+        asked = _Asked(model, spec, keys, name)
+        if name:
+            self._binder.hold(name)
+
+        def end() -> None:
+            if name:
+                self._binder.release(name)
+
+        began_at = time.monotonic()
+        try:
+            group_id, stream = await self._place(asked)
+        except BaseException:
+            end()
+            raise
+        max_tokens = spec.sampling.max_tokens or stream.accepted.result()
+        assert max_tokens is not None  # one of the two has it
+        journal = Journal(spec, max_tokens, began_at)
+        lost: list[str] = []
+
+        async def move() -> EngineStream:
+            nonlocal group_id
+            lost.append(group_id)
+            snapshot = journal.snapshot(time.monotonic())
+            assert snapshot is not None  # or nobody would ask
+            group_id, moved = await self._place(asked, snapshot, lost)
+            return moved
+
+        return ResumingStream(stream, journal, move, end)
 
     async def reports(self, audit: bool = False, memory: bool = False) -> tuple[GroupReport, ...]:
         """The books of every group, asked for now; a group that does not answer is left out."""
+        return await self._of_every_group(lambda group: self._report(group, audit, memory))
+
+    async def yards(self, max_cells: int) -> tuple[GroupYard, ...]:
+        """The books and a picture of every group's pool; who does not answer is left out."""
+        return await self._of_every_group(lambda group: self._yard(group, max_cells))
+
+    async def _of_every_group(
+        self, ask: Callable[[GroupIdentity], Awaitable[Answer]]
+    ) -> tuple[Answer, ...]:
         groups = list(self._groups.groups.values())
-        answers = await asyncio.gather(
-            *(self._report(identity, audit, memory) for identity in groups), return_exceptions=True
-        )
-        reports: list[GroupReport] = []
-        for identity, answer in zip(groups, answers, strict=True):
-            if isinstance(answer, GroupReport):
-                reports.append(answer)
+        found = await asyncio.gather(*(ask(group) for group in groups), return_exceptions=True)
+        answers: list[Answer] = []
+        for group, answer in zip(groups, found, strict=True):
+            if not isinstance(answer, BaseException):
+                answers.append(answer)
             elif not isinstance(answer, RequestRefused):
                 raise answer
             else:
-                logger.info("no books from %s: %s", identity.group_id, answer)
-        return tuple(reports)
+                logger.info("no books from %s: %s", group.group_id, answer)
+        return tuple(answers)
 
     async def run(self) -> None:
         """Stay linked to the central scheduler until cancelled."""
-        codec: Codec[ToIngress] = Codec(ToIngress)
-        await stay_linked(self._locate, codec, self._use)
+        await self._binder.run()
 
     async def close(self) -> None:
         """Hang up on every engine."""
         await self._groups.close()
 
-    async def _use(self, connection: Connection[ToIngress]) -> None:
-        self._central = connection
-        connection.post(AskGroups())
-        try:
-            while (message := await connection.receive()) is not None:
-                self._take(message)
-        finally:
-            self._central = None
-            for answer in self._bindings.values():
-                answer.cancel()
+    def _take_groups(self, message: Groups) -> None:
+        self._groups.take(message.groups)
+        self._draining = message.draining
 
-    def _take(self, message: ToIngress) -> None:
-        match message:
-            case Groups(identities, draining):
-                self._groups.take(identities)
-                self._draining = draining
-            case Bound(ticket, group_id):
-                answer = self._bindings.get(ticket)
-                if answer is not None and not answer.done():
-                    answer.set_result(group_id)
-            case Unbound(ticket, code, text):
-                answer = self._bindings.get(ticket)
-                if answer is not None and not answer.done():
-                    answer.set_exception(RequestRefused(code, text))
-
-    async def _bind(self, model: str, spec: RequestSpec) -> str:
-        central = self._central
-        if central is None:
-            return self._bind_alone(model)
-        ticket = next(self._tickets)
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._bindings[ticket] = answer
-        central.post(Bind(ticket, model, len(spec.prompt_token_ids)))
-        try:
-            # wait() keeps our own cancellation apart from that of the answer (the link was lost).
-            await asyncio.wait([answer], timeout=BIND_SECONDS)
-        finally:
-            del self._bindings[ticket]
-        if not answer.done():
-            # Hang up, or every later request would wait as long, and what is posted would pile up.
-            logger.warning("the central scheduler did not answer for %g s", BIND_SECONDS)
-            central.abort()
-            return self._bind_alone(model)
-        if answer.cancelled():
-            return self._bind_alone(model)
-        refusal = answer.exception()
-        if isinstance(refusal, RequestRefused) and refusal.code is RefusalCode.UNAVAILABLE:
-            return self._bind_alone(model)
-        return answer.result()
-
-    def _bind_alone(self, model: str) -> str:
-        """Without the central scheduler: the group that has the fewest requests of ours."""
-        if self._draining:
-            raise RequestRefused(RefusalCode.UNAVAILABLE, SHUTTING_DOWN)
-        group_id = self._groups.least_loaded(model, ())
-        if group_id is None:
-            raise RequestRefused(
-                RefusalCode.UNAVAILABLE,
-                f"no group serves {model} at the moment; try again shortly",
-            )
-        return group_id
+    async def _place(
+        self,
+        asked: _Asked,
+        snapshot: RequestSnapshot | None = None,
+        lost: Collection[str] = (),
+    ) -> tuple[str, EngineStream]:
+        """Have a group take a request, or go on with it from its snapshot; none of those `lost`."""
+        model, keys = asked.model, asked.keys
+        block_size = self._groups.block_size(model)
+        known = len(asked.spec.prompt_token_ids) if snapshot is None else snapshot.known_tokens
+        hints = keys.of(block_size) if keys is not None and block_size else ()
+        # A request that is moved holds its name already.
+        name = asked.name if snapshot is None else ""
+        group_id = await self._binder.bind(model, known, hints, block_size, name)
+        if group_id is None and self._draining:
+            raise RequestRefused(RefusalCode.UNAVAILABLE, _SHUTTING_DOWN)
+        tried = set(lost)
+        refusal: RequestRefused | None = None
+        while True:
+            if group_id is None or group_id in tried:
+                group_id = self._groups.least_loaded(model, tried)
+            if group_id is None:
+                raise refusal or _nobody(model)
+            tried.add(group_id)
+            try:
+                link = await self._groups.link(group_id)
+                hints = keys.of(link.identity.block_size) if keys is not None else ()
+                spec = replace(asked.spec, block_keys=hints)
+                if snapshot is None:
+                    return group_id, await link.submit(spec)
+                return group_id, await link.resume(replace(snapshot, spec=spec))
+            except RequestRefused as refused:
+                # What has begun is not the client's mistake: another pool may be large enough.
+                if snapshot is None and refused.code is not RefusalCode.UNAVAILABLE:
+                    raise
+                refusal = refused
 
     async def _report(self, identity: GroupIdentity, audit: bool, memory: bool) -> GroupReport:
         link = await self._groups.link(identity.group_id)
@@ -190,3 +199,14 @@ class ClusterDispatcher:
             dtype=identity.dtype,
             books=await link.books(audit, memory),
         )
+
+    async def _yard(self, identity: GroupIdentity, max_cells: int) -> GroupYard:
+        report = await self._report(identity, audit=False, memory=False)
+        link = await self._groups.link(identity.group_id)
+        return GroupYard(report, await link.draw_yard(max_cells))
+
+
+def _nobody(model: str) -> RequestRefused:
+    return RequestRefused(
+        RefusalCode.UNAVAILABLE, f"no group serves {model} at the moment; try again shortly"
+    )

@@ -10,6 +10,8 @@ from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RefusalCode, RequestSpec, RequestUpdate
+from blockyard.scheduler.snapshot import RequestSnapshot
+from blockyard.scheduler.yard_map import YardMap
 from blockyard.workers.description import ModelDescription
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "Acknowledged",
     "AskGroups",
     "AskLedger",
+    "AskYard",
     "Bind",
     "Bound",
     "Drain",
@@ -31,6 +34,8 @@ __all__ = [
     "LedgerPush",
     "Lost",
     "Refused",
+    "Release",
+    "Resume",
     "Submit",
     "Submitted",
     "ToCentral",
@@ -40,6 +45,7 @@ __all__ = [
     "Updates",
     "WorkerFailed",
     "WorkerToEngine",
+    "YardAnswer",
 ]
 
 
@@ -89,6 +95,13 @@ class Submit(_Message, frozen=True):
     spec: RequestSpec
 
 
+class Resume(_Message, frozen=True):
+    """Go on with this request, which another engine served. Answered like `Submit`."""
+
+    ticket: int
+    snapshot: RequestSnapshot
+
+
 class Abort(_Message, frozen=True):
     """The client left or a stop string was found: free the blocks of a request, or of a choice."""
 
@@ -104,10 +117,21 @@ class AskLedger(_Message, frozen=True):
     memory: bool = False
 
 
-class Submitted(_Message, frozen=True):
-    """The request is in the queue; from here on `Updates` may tell of it."""
+class AskYard(_Message, frozen=True):
+    """Draw me your pool in at most so many cells."""
 
     ticket: int
+    max_cells: int
+
+
+class Submitted(_Message, frozen=True):
+    """The request is in the queue; from here on `Updates` may tell of it.
+
+    `max_tokens` is what fits, where the client did not name the most tokens of an answer.
+    """
+
+    ticket: int
+    max_tokens: int | None = None
 
 
 class Refused(_Message, frozen=True):
@@ -138,8 +162,15 @@ class LedgerAnswer(_Message, frozen=True):
     books: GroupBooks
 
 
-IngressToEngine = Submit | Abort | AskLedger
-EngineToIngress = Submitted | Refused | Updates | Lost | LedgerAnswer
+class YardAnswer(_Message, frozen=True):
+    """The picture, drawn between two actions of the scheduler."""
+
+    ticket: int
+    yard: YardMap
+
+
+IngressToEngine = Submit | Resume | Abort | AskLedger | AskYard
+EngineToIngress = Submitted | Refused | Updates | Lost | LedgerAnswer | YardAnswer
 
 
 # --- to and from the central scheduler ------------------------------------------------------------
@@ -168,13 +199,17 @@ class Join(_Message, frozen=True):
     group: GroupIdentity
     ledger: GroupLedger
     draining: bool
+    prefix_keys: tuple[bytes, ...] = ()
+    """Blocks that can be found there now."""
 
 
 class LedgerPush(_Message, frozen=True):
-    """An engine's books have changed."""
+    """An engine's books have changed, and so may have the blocks that can be found there."""
 
     ledger: GroupLedger
     draining: bool
+    prefix_removed: tuple[bytes, ...] = ()
+    prefix_stored: tuple[bytes, ...] = ()
 
 
 class Drain(_Message, frozen=True):
@@ -182,11 +217,24 @@ class Drain(_Message, frozen=True):
 
 
 class Bind(_Message, frozen=True):
-    """An ingress wants a group for a request."""
+    """An ingress wants a group for a request.
+
+    `block_keys` are of the prompt's full blocks of `block_size`. `name` is what a client calls the
+    request; it is held until it is released or the ingress goes. Empty: it has none.
+    """
 
     ticket: int
     model: str
     prompt_tokens: int
+    block_keys: tuple[bytes, ...] = ()
+    block_size: int = 0
+    name: str = ""
+
+
+class Release(_Message, frozen=True):
+    """A request with this name has ended."""
+
+    name: str
 
 
 class Bound(_Message, frozen=True):
@@ -197,7 +245,7 @@ class Bound(_Message, frozen=True):
 
 
 class Unbound(_Message, frozen=True):
-    """No group can take it."""
+    """No group can take it, or its name is in use."""
 
     ticket: int
     code: RefusalCode
@@ -205,7 +253,9 @@ class Unbound(_Message, frozen=True):
 
 
 class AskGroups(_Message, frozen=True):
-    """Send the groups now, and again whenever they change."""
+    """Send the groups now, and again whenever they change. These names are held already."""
+
+    names: tuple[str, ...] = ()
 
 
 class Groups(_Message, frozen=True):
@@ -215,5 +265,5 @@ class Groups(_Message, frozen=True):
     draining: bool
 
 
-ToCentral = Join | LedgerPush | Bind | AskGroups
+ToCentral = Join | LedgerPush | Bind | Release | AskGroups
 ToIngress = Bound | Unbound | Groups

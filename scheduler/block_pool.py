@@ -214,6 +214,10 @@ class BlockPool:
             fenced=self.num_fenced,
         )
 
+    def unheld(self) -> tuple[Iterable[int], Iterable[int]]:
+        """Blocks that are kept for their content, and blocks behind a fence."""
+        return self._cached, (block for fence in self._fenced.values() for block in fence)
+
     def held(self) -> dict[int, int]:
         """References by block, for blocks that have any. Walks the pool: for checks only."""
         return {block: count for block, count in enumerate(self._references) if count}
@@ -223,10 +227,7 @@ class BlockPool:
         return frozenset(block for block, flag in enumerate(self._published) if flag)
 
     def reclaim_order(self) -> list[int]:
-        """Blocks without references that are published, the first to go first.
-
-        Kept ones, then fenced ones in the order in which their fences open: for checks only.
-        """
+        """Unheld published blocks, the next to go first: kept ones, then as fences open."""
         fenced = (block for fence in sorted(self._fenced) for block in self._fenced[fence])
         return [*self._cached, *(block for block in fenced if self._published[block])]
 
