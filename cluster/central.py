@@ -21,11 +21,13 @@ from blockyard.cluster.messages import (
     Groups,
     Join,
     LedgerPush,
+    Release,
     ToCentral,
     Unbound,
 )
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
 from blockyard.scheduler.placement import Candidate, choose_group
+from blockyard.scheduler.prefix_view import PrefixView
 from blockyard.scheduler.request import RefusalCode
 
 __all__ = ["BINDING_SECONDS", "CentralScheduler"]
@@ -44,8 +46,16 @@ class _Member:
     candidate: Candidate
     connection: Connection[ToCentral]
     draining: bool
+    prefix: PrefixView
+    """Blocks that can be found there."""
     bound_at: float = 0.0
     """When a request was last bound to it."""
+
+    def candidate_for(self, request: Bind) -> Candidate:
+        """How it looks to a request: what of its prompt is known there, too."""
+        if not request.block_keys or request.block_size != self.identity.block_size:
+            return self.candidate
+        return replace(self.candidate, known_blocks=self.prefix.num_known(request.block_keys))
 
 
 class CentralScheduler:
@@ -55,6 +65,8 @@ class CentralScheduler:
         self._clock = clock
         self._members: dict[str, _Member] = {}
         self._ingresses: set[Connection[ToCentral]] = set()
+        # What clients call their live requests, and the ingress that has each.
+        self._names: dict[str, Connection[ToCentral]] = {}
         self._listener: Listener | None = None
         self._starting = asyncio.Lock()
         self._draining = False
@@ -114,13 +126,19 @@ class CentralScheduler:
                 match message:
                     case Join() if member is None:
                         member = self._join(connection, message)
-                    case LedgerPush(ledger, draining) if member is not None:
+                    case LedgerPush(ledger, draining, removed, stored) if member is not None:
                         member.candidate = Candidate(member.identity.group_id, ledger)
                         member.draining = draining
+                        member.prefix.apply(removed, stored)
                     case Bind():
-                        connection.post(self._bind(message))
-                    case AskGroups():
+                        connection.post(self._bind(connection, message))
+                    case Release(name):
+                        if self._names.get(name) is connection:
+                            del self._names[name]
+                    case AskGroups(names):
                         self._ingresses.add(connection)
+                        for name in names:
+                            self._names.setdefault(name, connection)
                         connection.post(self._groups())
                     case _:
                         raise WireError(f"{type(message).__name__} came out of turn")
@@ -129,6 +147,9 @@ class CentralScheduler:
             logger.warning("a peer spoke out of turn: %s", error)
         finally:
             self._ingresses.discard(connection)
+            held = [name for name, holder in self._names.items() if holder is connection]
+            for name in held:
+                del self._names[name]
             # An engine that lost its connection may have joined again over another.
             if member is not None and self._members.get(member.identity.group_id) is member:
                 del self._members[member.identity.group_id]
@@ -138,22 +159,25 @@ class CentralScheduler:
     def _join(self, connection: Connection[ToCentral], message: Join) -> _Member:
         group_id = message.group.group_id
         candidate = Candidate(group_id, message.ledger)
-        member = _Member(message.group, candidate, connection, message.draining)
+        prefix = PrefixView(message.prefix_keys)
+        member = _Member(message.group, candidate, connection, message.draining, prefix)
         self._members[group_id] = member
         if self._draining:
             connection.post(Drain())
         self._tell_ingresses()
         return member
 
-    def _bind(self, request: Bind) -> Bound | Unbound:
+    def _bind(self, connection: Connection[ToCentral], request: Bind) -> Bound | Unbound:
         if self._draining:
             return Unbound(request.ticket, RefusalCode.UNAVAILABLE, "the server is shutting down")
+        if request.name in self._names:
+            return Unbound(request.ticket, RefusalCode.EXISTS, "the name is in use")
         now = self._clock()
         for member in self._members.values():
             if now - member.bound_at > BINDING_SECONDS:
                 member.candidate = replace(member.candidate, bound_tokens=0)
         candidates = [
-            member.candidate
+            member.candidate_for(request)
             for member in self._members.values()
             if member.identity.model.name == request.model and not member.draining
         ]
@@ -166,9 +190,11 @@ class CentralScheduler:
             )
         member = self._members[group_id]
         member.bound_at = now
-        member.candidate = replace(
-            member.candidate, bound_tokens=member.candidate.bound_tokens + request.prompt_tokens
-        )
+        known = member.candidate_for(request).known_blocks * request.block_size
+        bound = member.candidate.bound_tokens + max(0, request.prompt_tokens - known)
+        member.candidate = replace(member.candidate, bound_tokens=bound)
+        if request.name:
+            self._names[request.name] = connection
         return Bound(request.ticket, group_id)
 
     def _groups(self) -> Groups:

@@ -1,8 +1,8 @@
 """An engine's standing link to the central scheduler: joins, pushes the books, hears of drains.
 
-The books are pushed when they have changed, at most once in `PUSH_SECONDS`, so an idle engine says
-nothing. While the central scheduler is away the engine serves on. An engine that is lost leaves at
-once, so that nobody is sent to it.
+The books, and which blocks can be found here, are pushed when they have changed, at most once in
+`PUSH_SECONDS`, so an idle engine says nothing. While the central scheduler is away the engine
+serves on. An engine that is lost leaves at once, so that nobody is sent to it.
 """
 
 import asyncio
@@ -44,7 +44,9 @@ class CentralLink:
 
     async def _use(self, connection: Connection[Drain]) -> None:
         server = self._server
-        connection.post(Join(self._identity, server.ledger(), server.draining))
+        server.engine.take_prefix_events()  # what changed before now is in the keys of now
+        keys = server.engine.prefix_keys()
+        connection.post(Join(self._identity, server.ledger(), server.draining, keys))
         pusher = asyncio.create_task(self._push(connection), name="ledger-push")
         try:
             while await connection.receive() is not None:
@@ -61,6 +63,10 @@ class CentralLink:
                 if server.lost is not None:
                     connection.abort()
                     return
-                connection.post(LedgerPush(server.ledger(), server.draining))
+                events = server.engine.take_prefix_events()
+                stored = tuple(block.key for block in events.stored)
+                connection.post(
+                    LedgerPush(server.ledger(), server.draining, events.removed, stored)
+                )
                 await connection.drain()
                 await asyncio.sleep(PUSH_SECONDS)

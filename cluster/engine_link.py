@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.engine_stream import EngineStream
@@ -229,7 +229,11 @@ class EngineLink:
         for stream in self._streams.values():
             stream.refuse(gone)
         self._streams.clear()
-        for answer in (*self._ledgers.values(), *self._yards.values()):
+        waiting: tuple[asyncio.Future[Any], ...] = (
+            *self._ledgers.values(),
+            *self._yards.values(),
+        )
+        for answer in waiting:
             if not answer.done():
                 answer.set_exception(gone)
 

@@ -45,6 +45,14 @@ class GroupLinks:
             if link.open or group_id in self._told
         }
 
+    def block_size(self, model: str) -> int:
+        """Token slots in a block of a group of that model, which are all alike as a rule.
+
+        0 when no group is known.
+        """
+        sizes = (g.block_size for g in self.groups.values() if g.model.name == model)
+        return next(sizes, 0)
+
     def least_loaded(self, model: str, tried: Collection[str]) -> str | None:
         """A group of that model that is not in `tried`; None when there is none.
 

@@ -17,6 +17,7 @@ __all__ = [
     "NO_EXTRAS",
     "KeyChain",
     "PrefixExtras",
+    "PromptKeys",
     "block_keys",
     "root_key",
 ]
@@ -76,6 +77,24 @@ def block_keys(
     chain = KeyChain(root_key(extras), block_size)
     chain.reach(token_ids, len(token_ids) // block_size)
     return tuple(chain.keys)
+
+
+class PromptKeys:
+    """Keys of one prompt's full blocks, made once for each size of blocks that is asked for."""
+
+    __slots__ = ("_extras", "_keys", "_token_ids")
+
+    def __init__(self, token_ids: Sequence[int], extras: PrefixExtras) -> None:
+        self._token_ids = token_ids
+        self._extras = extras
+        self._keys: dict[int, tuple[bytes, ...]] = {}
+
+    def of(self, block_size: int) -> tuple[bytes, ...]:
+        """From the first block on."""
+        keys = self._keys.get(block_size)
+        if keys is None:
+            keys = self._keys[block_size] = block_keys(self._token_ids, block_size, self._extras)
+        return keys
 
 
 @cache

@@ -16,12 +16,14 @@ class Candidate:
     """A group as the central scheduler sees it.
 
     `bound_tokens` are prompt tokens bound to it since its books were last heard of, so that a
-    burst between two reports does not all land on one group.
+    burst between two reports does not all land on one group. `known_blocks` are leading blocks of
+    the request at hand that it need not compute, for they can be found there.
     """
 
     group_id: str
     ledger: GroupLedger
     bound_tokens: int = 0
+    known_blocks: int = 0
 
     @property
     def free_blocks(self) -> int:
@@ -46,10 +48,12 @@ def delay(candidate: Candidate, prompt_tokens: int) -> tuple[int, int, int, str]
     """How long a group would let a request of `prompt_tokens` wait: the least is the best.
 
     Groups that have the blocks and no queue come first, then the shortest queue, then the most
-    free blocks; the id breaks ties so that the choice is the same everywhere.
+    blocks left when it has come: each known one is one that need be neither computed nor taken, so
+    the longest prefix wins unless its group holds more than that for others. The id breaks ties so
+    that the choice is the same everywhere.
     """
     ledger = candidate.ledger
-    requests, free = ledger.requests, candidate.free_blocks
+    requests, free = ledger.requests, candidate.free_blocks + candidate.known_blocks
     short = prompt_tokens > free * ledger.block_size
     waits = requests.waiting + requests.parked + short
     return waits, -free, requests.running, candidate.group_id

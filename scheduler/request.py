@@ -50,9 +50,13 @@ class RequestState(Enum):
 
 
 class RefusalCode(StrEnum):
-    """Whose problem a refusal is: the caller's, the load's, or the server's state."""
+    """Whose problem a refusal is: the caller's, the load's, or the server's state.
+
+    Exists: what the caller names is there already.
+    """
 
     INVALID = "invalid"
+    EXISTS = "exists"
     EXHAUSTED = "exhausted"
     UNAVAILABLE = "unavailable"
 

@@ -49,6 +49,11 @@ class RequestSnapshot:
     age_seconds: float = 0.0
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """Choices that have not ended, begun or not."""
+        return tuple(n for choice in self.choices for n in (choice.choice, *choice.begins))
+
+    @property
     def has_started(self) -> bool:
         """Whether anything was produced for it."""
         return any(choice.token_ids for choice in self.choices)
@@ -90,7 +95,7 @@ def check_snapshot(snapshot: RequestSnapshot, max_running: int) -> None:
     Raises:
         RequestRefused: INVALID, naming the part.
     """
-    numbers = [n for choice in snapshot.choices for n in (choice.choice, *choice.begins)]
+    numbers = snapshot.numbers
     known = {*range(snapshot.spec.num_choices), *snapshot.extra_choices}
     if not numbers or len(set(numbers)) < len(numbers) or not known.issuperset(numbers):
         raise _invalid("choices", f"are {numbers}; each must be one of {sorted(known)}, once")

@@ -5,11 +5,12 @@ tokens, seconds on the engine's clock.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from blockyard.scheduler.contiguous.shadow import ContiguousShadow
 from blockyard.scheduler.contiguous.shadow_report import PolicyReport
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
+from blockyard.scheduler.snapshot import RequestSnapshot
 
 __all__ = ["ShadowFeed"]
 
@@ -30,17 +31,28 @@ class ShadowFeed:
 
     def submitted(self, spec: RequestSpec) -> None:
         """A request was taken."""
+        most = spec.sampling.max_tokens
+        known = dict.fromkeys(range(spec.num_choices), len(spec.prompt_token_ids))
+        self._arrive(spec.request_id, {choice: (tokens, most) for choice, tokens in known.items()})
+
+    def resumed(self, snapshot: RequestSnapshot) -> None:
+        """A request was taken that had produced something elsewhere."""
+        prompt = len(snapshot.spec.prompt_token_ids)
+        arrivals: dict[int, tuple[int, int | None]] = {}
+        for choice in snapshot.choices:
+            told = len(choice.token_ids)
+            for number in (choice.choice, *choice.begins):
+                arrivals[number] = prompt + told, snapshot.max_tokens - told
+        self._arrive(snapshot.spec.request_id, arrivals)
+
+    def _arrive(self, request_id: str, arrivals: Mapping[int, tuple[int, int | None]]) -> None:
+        """Choices come, with tokens known of each and the most it may yet produce."""
         try:
             if self._shadow is not None:
-                if spec.num_choices > 1:
-                    self._choices[spec.request_id] = set(range(spec.num_choices))
-                for choice in range(spec.num_choices):
-                    self._shadow.arrive(
-                        _name(spec.request_id, choice),
-                        len(spec.prompt_token_ids),
-                        spec.sampling.max_tokens,
-                        self._clock(),
-                    )
+                if arrivals.keys() != {0}:
+                    self._choices[request_id] = set(arrivals)
+                for choice, (known, most) in arrivals.items():
+                    self._shadow.arrive(_name(request_id, choice), known, most, self._clock())
         except Exception:
             self._give_up()
 

@@ -22,6 +22,7 @@ class ApiCode(StrEnum):
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     UNAVAILABLE = "UNAVAILABLE"
     ABORTED = "ABORTED"
@@ -70,6 +71,7 @@ _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 _REFUSAL_CODES = {
     RefusalCode.INVALID: ApiCode.INVALID_ARGUMENT,
+    RefusalCode.EXISTS: ApiCode.ALREADY_EXISTS,
     RefusalCode.EXHAUSTED: ApiCode.RESOURCE_EXHAUSTED,
     RefusalCode.UNAVAILABLE: ApiCode.UNAVAILABLE,
 }
@@ -78,13 +80,17 @@ _REFUSAL_CODES = {
 def from_refusal(refusal: RequestRefused, fields: Mapping[str, str] = _NO_NAMES) -> ApiError:
     """What a scheduler or a dispatcher refused, for the client.
 
-    `fields` gives the client's names for fields that the scheduler calls otherwise.
+    `fields` gives the client's names for fields that the scheduler calls otherwise. A deadline is
+    no field of a message: one that cannot be met has as good as passed.
     """
+    if refusal.code is RefusalCode.INVALID and refusal.field == "deadline_seconds":
+        return ApiError(ApiCode.DEADLINE_EXCEEDED, "", refusal.message)
+    passes = refusal.code in (RefusalCode.EXHAUSTED, RefusalCode.UNAVAILABLE)
     return ApiError(
         _REFUSAL_CODES[refusal.code],
         fields.get(refusal.field, refusal.field),
         refusal.message,
-        retry_after_seconds=(None if refusal.code is RefusalCode.INVALID else RETRY_AFTER_SECONDS),
+        retry_after_seconds=RETRY_AFTER_SECONDS if passes else None,
     )
 
 

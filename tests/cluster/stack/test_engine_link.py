@@ -8,7 +8,8 @@ import pytest
 
 from blockyard.cluster import engine_link
 from blockyard.cluster.books.group_books import GroupBooks
-from blockyard.cluster.engine_link import EngineLink, EngineStream
+from blockyard.cluster.engine_link import EngineLink
+from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.messages import (
     Abort,
     AskLedger,

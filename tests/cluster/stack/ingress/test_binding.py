@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from blockyard.cluster import ingress
+from blockyard.cluster import binder
 from blockyard.cluster.messages import Unbound
 from blockyard.scheduler.request import RefusalCode, RequestRefused
 
@@ -24,7 +24,7 @@ async def test_a_silent_central_scheduler_is_hung_up_on_and_done_without(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.bind_to = None
-    monkeypatch.setattr(ingress, "BIND_SECONDS", 0.05)
+    monkeypatch.setattr(binder, "BIND_SECONDS", 0.05)
     waiting = [asyncio.create_task(world.submit(f"r{number}")) for number in range(4)]
     await asyncio.gather(*waiting)
     assert sorted(world.groups[0].taken + world.groups[1].taken) == ["r0", "r1", "r2", "r3"]
@@ -35,7 +35,7 @@ async def test_a_silent_central_scheduler_is_hung_up_on_and_done_without(
 async def test_who_waits_for_a_central_scheduler_that_goes_is_bound_at_once(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingress, "BIND_SECONDS", 3600.0)
+    monkeypatch.setattr(binder, "BIND_SECONDS", 3600.0)
     world.bind_to = None
     waiting = asyncio.create_task(world.submit("x"))
     await asyncio.sleep(0.01)

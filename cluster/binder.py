@@ -1,0 +1,154 @@
+"""An ingress's standing link to the central scheduler: asks which group to use, holds names.
+
+While the central scheduler is down or silent it answers nothing, and whoever asks decides alone.
+Names that clients give their requests are held there for as long as a request lives, so that no
+ingress takes the same one twice; those of this ingress it knows itself. Knows no engines. Units:
+seconds.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+from blockyard.cluster.messages import (
+    AskGroups,
+    Bind,
+    Bound,
+    Groups,
+    Release,
+    ToIngress,
+    Unbound,
+)
+from blockyard.cluster.standing_link import stay_linked
+from blockyard.cluster.wire import Codec, Connection, Endpoint
+from blockyard.scheduler.request import RefusalCode, RequestRefused
+
+__all__ = ["BIND_SECONDS", "CentralBinder", "name_in_use"]
+
+logger = logging.getLogger(__name__)
+
+BIND_SECONDS = 2.0
+"""The central scheduler binds in well under a millisecond; silent for so long, it is stuck."""
+
+
+def name_in_use() -> RequestRefused:
+    """What a client is told whose name for a request is that of a live one."""
+    return RequestRefused(
+        RefusalCode.EXISTS,
+        "a request of yours with this id is being served; choose another id or wait until it ends",
+        "request_id",
+    )
+
+
+class CentralBinder:
+    """Asks the central scheduler. `run` must be running.
+
+    Args:
+        locate: finds the central scheduler.
+        take_groups: told of all groups whenever they change.
+    """
+
+    def __init__(
+        self, locate: Callable[[], Awaitable[Endpoint]], take_groups: Callable[[Groups], None]
+    ) -> None:
+        self._locate = locate
+        self._take_groups = take_groups
+        self._central: Connection[ToIngress] | None = None
+        self._bindings: dict[int, asyncio.Future[str]] = {}
+        self._tickets = count(1)
+        self._names: set[str] = set()
+
+    @property
+    def linked(self) -> bool:
+        """Whether the central scheduler is there."""
+        return self._central is not None
+
+    async def run(self) -> None:
+        """Stay linked until cancelled."""
+        codec: Codec[ToIngress] = Codec(ToIngress)
+        await stay_linked(self._locate, codec, self._use)
+
+    def hold(self, name: str) -> None:
+        """Hold a name, once among the requests of this ingress.
+
+        Raises:
+            RequestRefused: EXISTS when it is held.
+        """
+        if name in self._names:
+            raise name_in_use()
+        self._names.add(name)
+
+    def release(self, name: str) -> None:
+        """Let a name go, here and at the central scheduler."""
+        self._names.discard(name)
+        if self._central is not None:
+            self._central.post(Release(name))
+
+    async def bind(
+        self,
+        model: str,
+        prompt_tokens: int,
+        block_keys: tuple[bytes, ...] = (),
+        block_size: int = 0,
+        name: str = "",
+    ) -> str | None:
+        """The group to use; None when the central scheduler does not say.
+
+        Args:
+            model: its name.
+            prompt_tokens: tokens to compute before the first new one.
+            block_keys: of the prompt's full blocks of `block_size`.
+            name: held from now on, unless it is refused; empty for none.
+
+        Raises:
+            RequestRefused: too much load, or the name is held elsewhere.
+        """
+        central = self._central
+        if central is None:
+            return None
+        ticket = next(self._tickets)
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._bindings[ticket] = answer
+        central.post(Bind(ticket, model, prompt_tokens, block_keys, block_size, name))
+        try:
+            # wait() keeps our own cancellation apart from that of the answer (the link was lost).
+            await asyncio.wait([answer], timeout=BIND_SECONDS)
+        finally:
+            del self._bindings[ticket]
+        if not answer.done():
+            # Hang up, or every later request would wait as long, and what is posted would pile up.
+            logger.warning("the central scheduler did not answer for %g s", BIND_SECONDS)
+            central.abort()
+            return None
+        if answer.cancelled():
+            return None
+        refusal = answer.exception()
+        if isinstance(refusal, RequestRefused) and refusal.code is RefusalCode.UNAVAILABLE:
+            return None
+        return answer.result()
+
+    async def _use(self, connection: Connection[ToIngress]) -> None:
+        self._central = connection
+        connection.post(AskGroups(tuple(self._names)))
+        try:
+            while (message := await connection.receive()) is not None:
+                self._take(message)
+        finally:
+            self._central = None
+            for answer in self._bindings.values():
+                answer.cancel()
+
+    def _take(self, message: ToIngress) -> None:
+        match message:
+            case Groups():
+                self._take_groups(message)
+            case Bound(ticket, group_id):
+                answer = self._bindings.get(ticket)
+                if answer is not None and not answer.done():
+                    answer.set_result(group_id)
+            case Unbound(ticket, code, text):
+                answer = self._bindings.get(ticket)
+                if answer is not None and not answer.done():
+                    exists = code is RefusalCode.EXISTS
+                    answer.set_exception(name_in_use() if exists else RequestRefused(code, text))

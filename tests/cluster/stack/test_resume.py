@@ -1,0 +1,160 @@
+"""Groups die under live streams, and clients do not notice while another group can go on."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from blockyard.cluster.resuming_stream import MAX_MOVES
+from blockyard.scheduler.request import FinishReason, RefusalCode, RequestRefused, RequestSpec
+from blockyard.workers.fake import witness_generate
+
+VOCAB = 251
+Spec = Callable[..., RequestSpec]
+
+
+def oracle(spec: RequestSpec, choice: int = 0) -> list[int]:
+    return witness_generate(
+        spec.prompt_token_ids, spec.sampling.max_tokens or 0, VOCAB, (), choice=choice
+    )
+
+
+class Reader:
+    """A client: its tokens by choice, and how many have come."""
+
+    def __init__(self, spec: RequestSpec, stream: Any) -> None:
+        self.spec = spec
+        self.stream = stream
+        self.tokens: list[list[int]] = [[] for _ in range(spec.num_choices)]
+        self.task = asyncio.create_task(self._read())
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+    async def until_more(self, stack: Any, num_tokens: int) -> None:
+        enough = self.num_tokens + num_tokens
+        await stack.until(lambda: self.num_tokens >= enough)
+
+    async def _read(self) -> None:
+        ended = []
+        async for update in self.stream:
+            self.tokens[update.choice].extend(update.token_ids)
+            if update.finish_reason is not None:
+                assert update.finish_reason is FinishReason.LENGTH
+                ended.append(update.choice)
+        assert sorted(ended) == list(range(self.spec.num_choices))
+
+    async def check(self) -> None:
+        await self.task
+        assert self.tokens == [oracle(self.spec, c) for c in range(self.spec.num_choices)]
+
+
+def kill(group: Any) -> None:
+    group.workers[0].fault = RuntimeError("the device fell off the bus")
+
+
+def clean(group: Any) -> bool:
+    group.server.check()
+    ledger = group.server.ledger()
+    blocks = ledger.blocks
+    return bool(
+        group.server.engine.num_requests == 0 and blocks.free + blocks.cached == blocks.total
+    )
+
+
+async def test_streams_of_a_group_that_dies_go_on_at_another(stack: Any, spec: Spec) -> None:
+    dying = await stack.add_group(num_blocks=40)
+    surviving = await stack.add_group(num_blocks=40, block_size=8)
+    readers = []
+    for number in range(24):
+        asked = spec(f"r{number}", tuple(range(number + 1, number + 12)), 40)
+        asked = replace(asked, num_choices=1 + number % 3)
+        readers.append(Reader(asked, await stack.dispatcher.submit("witness", asked)))
+    # Some have begun, some wait; both groups have a part of them.
+    await stack.until(lambda: sum(reader.num_tokens for reader in readers) > 60)
+    assert dying.server.engine.num_requests and surviving.server.engine.num_requests
+    kill(dying)
+    await asyncio.gather(*(reader.check() for reader in readers))
+    assert "fell off the bus" in dying.server.lost
+    await stack.until(lambda: clean(surviving))
+    assert surviving.server.ledger().recomputed_tokens > 0
+
+
+async def test_a_request_survives_as_many_losses_as_are_allowed(stack: Any, spec: Spec) -> None:
+    groups = [await stack.add_group() for _ in range(MAX_MOVES + 1)]
+    asked = spec("a", (1, 2, 3), 200)
+    reader = Reader(asked, await stack.dispatcher.submit("witness", asked))
+    for _ in range(MAX_MOVES):
+        await reader.until_more(stack, 5)
+        (serving,) = (group for group in groups if group.server.engine.num_requests)
+        kill(serving)
+        await stack.until(lambda lost=serving: lost.server.lost is not None)
+    await reader.check()
+
+
+async def test_one_that_brings_groups_down_does_not_bring_down_all(stack: Any, spec: Spec) -> None:
+    groups = [await stack.add_group() for _ in range(MAX_MOVES + 2)]
+    for group in groups:
+        kill(group)
+    reader = Reader(
+        spec("a", (1, 2, 3), 99), await stack.dispatcher.submit("witness", spec("a", (1, 2, 3), 99))
+    )
+    with pytest.raises(RequestRefused) as lost:
+        await reader.task
+    assert lost.value.code is RefusalCode.UNAVAILABLE
+    assert [group.server.lost is None for group in groups].count(True) == 1
+
+
+async def test_nobody_is_told_of_a_pool_that_is_too_small_to_go_on(stack: Any, spec: Spec) -> None:
+    large = await stack.add_group(num_blocks=60)
+    small = await stack.add_group(num_blocks=10)
+    asked = spec("a", tuple(range(1, 100)), 100)
+    reader = Reader(asked, await stack.dispatcher.submit("witness", asked))
+    await stack.until(lambda: reader.num_tokens > 3)
+    kill(large)
+    with pytest.raises(RequestRefused) as lost:
+        await reader.task
+    assert (lost.value.code, lost.value.field) == (RefusalCode.UNAVAILABLE, "")
+    assert "lost" in lost.value.message
+    assert clean(small)
+
+
+async def test_who_leaves_while_a_request_moves_leaves_nothing_behind(
+    stack: Any, spec: Spec
+) -> None:
+    dying, surviving = await stack.add_group(), await stack.add_group()
+    readers = []
+    for number in range(12):
+        asked = replace(spec(f"r{number}", (number, 5), 150), num_choices=2)
+        readers.append(Reader(asked, await stack.dispatcher.submit("witness", asked)))
+    await stack.until(lambda: all(reader.num_tokens for reader in readers))
+    kill(dying)
+    await stack.until(lambda: dying.server.lost is not None)
+    for number, reader in enumerate(readers):
+        for _ in range(number % 4):
+            await asyncio.sleep(0)
+        if number % 3 == 0:
+            reader.task.cancel()
+        await reader.stream.abort(None if number % 3 == 0 else number % 2)
+    for number, reader in enumerate(readers):
+        if number % 3:
+            other = 1 - number % 2
+            with pytest.raises(AssertionError):  # one choice was called off and never ended
+                await reader.task
+            assert reader.tokens[other] == oracle(reader.spec, other)
+    await stack.until(lambda: clean(surviving))
+
+
+async def test_an_absent_max_tokens_stays_what_it_was(stack: Any, spec: Spec) -> None:
+    dying = await stack.add_group(num_blocks=10)
+    asked = spec("a", (1, 2, 3), 1)
+    asked = replace(asked, sampling=replace(asked.sampling, max_tokens=None))
+    reader = Reader(asked, await stack.dispatcher.submit("witness", asked))
+    await stack.until(lambda: reader.num_tokens > 3)
+    await stack.add_group(num_blocks=60)
+    kill(dying)
+    await reader.task
+    assert reader.tokens[0] == witness_generate((1, 2, 3), 10 * 4 - 3 + 1, VOCAB, ())
