@@ -1,7 +1,8 @@
 """Decode attention by kernel: one query token a request.
 
-Plans once for the layers of a step that see the same positions, then launches two kernels a layer.
-The torch twin is `ReferenceStep.attend`. Units: tokens, bytes.
+Blocks that many requests begin with are read once for all of them. Plans once for the layers of a
+step that see the same positions, then launches up to three kernels a layer. The torch twin is
+`ReferenceStep.attend`. Units: tokens, bytes.
 """
 
 from dataclasses import dataclass
@@ -11,17 +12,27 @@ import numpy.typing as npt
 import torch
 
 from blockyard.cuda.attention_arguments import (
+    MULTIPROCESSOR_BYTES,
     attention_arguments,
     attention_defines,
     padded_row_bytes,
 )
 from blockyard.cuda.backend import AttentionForm, LayerKV
 from blockyard.cuda.launch import KernelLibrary, address
+from blockyard.cuda.prefill import tile_rows, tile_shared_bytes
+from blockyard.cuda.shared_prefix import PrefixPlan, find_shared_prefixes, plan_prefixes
 from blockyard.cuda.sources import Build
 from blockyard.cuda.upload import Upload
 from blockyard.cuda.work_list import WorkList, plan_decode
 
-__all__ = ["MOST_SHARING", "DecodeAttention", "DecodeRows", "decode_build", "decode_shared_bytes"]
+__all__ = [
+    "MOST_SHARING",
+    "DecodeAttention",
+    "DecodeRows",
+    "cascade_build",
+    "decode_build",
+    "decode_shared_bytes",
+]
 
 MOST_SHARING = 16
 """Most query heads of one KV head: the rows of a tile of the tensor core."""
@@ -43,12 +54,14 @@ class DecodeRows:
         tokens: `[requests]`, index of each one's token in the step; on the host.
         block_tables: int32 `[requests, widest]` on the device.
         block_size: token slots in a block.
+        host_tables: `block_tables` on the host, to find what requests share; None means not to.
     """
 
     lengths: npt.NDArray[np.int32]
     tokens: npt.NDArray[np.int32]
     block_tables: torch.Tensor
     block_size: int
+    host_tables: npt.NDArray[np.int32] | None = None
 
 
 def decode_build(
@@ -68,6 +81,19 @@ def decode_build(
         SOFT_CAP=soft_cap,
         STAGES=stages,
         MIN_BLOCKS=2 if stages * _stage_bytes(head_dim, kv_dtype) <= _SHARED_BYTES else 1,
+    )
+
+
+def cascade_build(decode: Build) -> Build:
+    """The build of the shared-prefix kernel that works with a build of the decode kernel."""
+    defines = dict(decode.defines)
+    kv_dtype = torch.float8_e4m3fn if defines["KV_FP8"] else torch.float16
+    fits_twice = 2 * tile_shared_bytes(defines["HEAD_DIM"], kv_dtype) <= MULTIPROCESSOR_BYTES
+    names = ("HEAD_DIM", "BF16", "KV_FP8", "BLOCK_SIZE", "GROUP", "SOFT_CAP")
+    return Build.of(
+        "cascade.cu",
+        **{name: defines[name] for name in names},
+        MIN_BLOCKS=2 if fits_twice else 1,
     )
 
 
@@ -129,6 +155,8 @@ class DecodeAttention:
             form.soft_cap is not None,
         )
         plan = self._plan(kv_heads, form.window, sharing, head_dim)
+        if plan.prefixes:
+            self._attend_prefixes(plan, build, kv, queries, form, output)
         decode = self._library.kernel(build, "decode_attention")
         arguments = attention_arguments(
             decode.arguments, kv, queries, form, output, self._rows.block_tables
@@ -151,24 +179,63 @@ class DecodeAttention:
             arguments["heads"] = heads
             merge(len(self._rows.lengths) * heads, head_dim, arguments)
 
+    def _attend_prefixes(
+        self,
+        plan: "_UploadedPlan",
+        decode: Build,
+        kv: LayerKV,
+        queries: torch.Tensor,
+        form: AttentionForm,
+        output: torch.Tensor,
+    ) -> None:
+        """Make the partial results of shared prefixes."""
+        kernel = self._library.kernel(cascade_build(decode), "attend_shared_prefix")
+        arguments = attention_arguments(
+            kernel.arguments, kv, queries, form, output, self._rows.block_tables
+        )
+        arguments["work"] = plan.upload["prefix_work"]
+        for name in ("ranges", "first_members", "members", "tokens", "first"):
+            arguments[name] = plan.upload[name]
+        arguments["partial_output"] = address(plan.partial_output)
+        arguments["partial_lse"] = address(plan.partial_lse)
+        arguments["kv_heads"] = kv.blocks.shape[2]
+        shared_bytes = tile_shared_bytes(queries.shape[2], kv.blocks.dtype)
+        kernel(plan.prefixes, _THREADS, arguments, shared_bytes)
+
     def _plan(
         self, kv_heads: int, window: int | None, sharing: int, head_dim: int
     ) -> "_UploadedPlan":
         found = self._plans.get((kv_heads, window))
-        if found is None:
-            starts = None if window is None else np.maximum(self._rows.lengths - window, 0)
-            work = plan_decode(self._rows.lengths, kv_heads, self._slots, starts)
-            found = _UploadedPlan(work, self._rows.tokens, sharing, head_dim, self._device)
-            self._plans[kv_heads, window] = found
+        if found is not None:
+            return found
+        rows = self._rows
+        prefixes: PrefixPlan | None = None
+        starts = reserved = None
+        if window is not None:
+            starts = np.maximum(rows.lengths - window, 0)
+        elif rows.host_tables is not None:
+            groups = find_shared_prefixes(rows.host_tables, rows.lengths, rows.block_size)
+            if groups:
+                prefixes = plan_prefixes(
+                    groups, len(rows.lengths), kv_heads, sharing, tile_rows(head_dim), self._slots
+                )
+                starts, reserved = prefixes.starts, prefixes.pieces
+        work = plan_decode(rows.lengths, kv_heads, self._slots, starts, reserved)
+        found = _UploadedPlan(work, prefixes, rows.tokens, sharing, head_dim, self._device)
+        self._plans[kv_heads, window] = found
         return found
 
 
 class _UploadedPlan:
-    """A work list on the device, and room for its partial results."""
+    """A work list on the device, and room for its partial results.
+
+    `prefixes` counts the items of work on shared prefixes.
+    """
 
     def __init__(
         self,
         plan: WorkList,
+        prefixes: PrefixPlan | None,
         tokens: npt.NDArray[np.int32],
         sharing: int,
         head_dim: int,
@@ -176,15 +243,21 @@ class _UploadedPlan:
     ) -> None:
         self.num_items = len(plan.work)
         self.num_partials = plan.num_partials
-        self.upload = Upload(
-            device,
-            work=plan.work,
-            partials=plan.partials,
-            first=plan.first,
-            count=plan.count,
-            tokens=tokens,
-            num_work=np.array([self.num_items], dtype=np.int32),
-        )
+        self.prefixes = 0 if prefixes is None else len(prefixes.work)
+        arrays = {
+            "work": plan.work,
+            "partials": plan.partials,
+            "first": plan.first,
+            "count": plan.count,
+            "tokens": tokens,
+            "num_work": np.array([self.num_items], dtype=np.int32),
+        }
+        if prefixes is not None:
+            arrays["prefix_work"] = prefixes.work
+            arrays["ranges"] = prefixes.ranges
+            arrays["first_members"] = prefixes.first_members
+            arrays["members"] = prefixes.members
+        self.upload = Upload(device, **arrays)
         shape = (self.num_partials, sharing)
         self.partial_output = torch.empty(*shape, head_dim, dtype=torch.float32, device=device)
         self.partial_lse = torch.empty(*shape, dtype=torch.float32, device=device)

@@ -50,7 +50,7 @@ def plan_decode(
     kv_heads: int,
     slots: int,
     starts: npt.NDArray[np.integer] | None = None,
-    always_partial: npt.NDArray[np.bool_] | None = None,
+    reserved: npt.NDArray[np.integer] | None = None,
 ) -> WorkList:
     """Cut requests into pieces of about equal time.
 
@@ -59,7 +59,8 @@ def plan_decode(
         kv_heads: thread blocks a piece, one for each KV head.
         slots: thread blocks that run at once.
         starts: `[requests]`, the first position that is seen; None means 0.
-        always_partial: `[requests]`, whose result is merged with others even when it is one piece.
+        reserved: `[requests]`, partial results of each KV head that others make, and that come
+            before those planned here; None means none.
     """
     ends = lengths.astype(np.int64)
     begins = np.zeros_like(ends) if starts is None else np.minimum(starts.astype(np.int64), ends)
@@ -80,21 +81,20 @@ def plan_decode(
     end = np.minimum(begin + piece_tokens[request], ends[request])
     begin = np.maximum(begin, begins[request])
 
-    merged = pieces > 1
-    if always_partial is not None:
-        merged |= always_partial
-    places = np.where(merged, items, 0)
-    first_places = np.cumsum(places) - places
-    partials = np.where(merged[request], first_places[request] + within, -1)
-    first = first_places[:, None] + np.arange(kv_heads) * pieces[:, None]
-    count = np.broadcast_to(np.where(merged, pieces, 0)[:, None], first.shape)
+    before = np.zeros_like(pieces) if reserved is None else reserved.astype(np.int64)
+    merged = pieces + before > 1
+    places = np.where(merged, pieces + before, 0)
+    first_places = np.cumsum(places * kv_heads) - places * kv_heads
+    first = first_places[:, None] + np.arange(kv_heads) * places[:, None]
+    count = np.broadcast_to(places[:, None], first.shape)
+    partials = np.where(merged[request], first[request, head] + before[request] + piece, -1)
     order = np.argsort(begin - end, kind="stable")
     return WorkList(
         work=np.stack((request, head, begin, end), axis=1).astype(np.int32)[order],
         partials=partials.astype(np.int32)[order],
         first=np.where(count > 0, first, 0).astype(np.int32).reshape(-1),
         count=count.astype(np.int32).reshape(-1),
-        num_partials=int(places.sum()),
+        num_partials=int(places.sum()) * kv_heads,
     )
 
 

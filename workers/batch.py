@@ -213,6 +213,7 @@ class BatchBuilder:
                 block_tables=self._tensor(tables),
                 slots=self._tensor(blocks * self._block_size + positions % self._block_size),
                 block_size=self._block_size,
+                host_tables=tables,
             ),
             sample_tokens=self._tensor(
                 np.concatenate(((ends - 1)[sampled], scored)).astype(np.int64)
