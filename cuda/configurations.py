@@ -9,7 +9,9 @@ from itertools import product
 
 import torch
 
-from blockyard.cuda.decode import decode_build
+from blockyard.cuda.decode import cascade_build, decode_build
+from blockyard.cuda.fused_layers import layers_build
+from blockyard.cuda.prefill import prefill_build
 from blockyard.cuda.sources import Build
 
 __all__ = ["ARCHS", "Configuration", "configurations"]
@@ -43,7 +45,7 @@ class Configuration:
 
 def configurations() -> tuple[Configuration, ...]:
     """The whole table."""
-    return (*_decode(),)
+    return (*_decode(), *_prefill(), *_cascade(), *_layers())
 
 
 def _decode() -> list[Configuration]:
@@ -66,3 +68,36 @@ def _decode() -> list[Configuration]:
     return [
         Configuration(build, {"decode_attention": 255, "merge_partials": 64}) for build in builds
     ]
+
+
+def _prefill() -> list[Configuration]:
+    bf16, fp16, fp8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+    shapes = [(dim, sharing) for dim, group in _SHARING.items() for sharing in group]
+    builds = [prefill_build(bf16, bf16, *shape, 16, soft_cap=False) for shape in shapes]
+    few = ((64, 3), (128, 4), (128, 8), (256, 8))
+    builds += [prefill_build(bf16, fp8, *shape, 16, soft_cap=False) for shape in few]
+    builds += [prefill_build(fp16, fp16, *shape, 16, soft_cap=False) for shape in few]
+    builds += [
+        prefill_build(bf16, kv_dtype, *shape, 16, soft_cap=True)
+        for kv_dtype, shape in product((bf16, fp8), _CAPPED)
+    ]
+    return [Configuration(build, {"prefill_attention": 255, "merge_tiles": 64}) for build in builds]
+
+
+def _cascade() -> list[Configuration]:
+    bf16, fp8 = torch.bfloat16, torch.float8_e4m3fn
+    plain = ((64, 3), (64, 8), (96, 1), (128, 1), (128, 4), (128, 5), (128, 8), (256, 8))
+    decodes = [decode_build(bf16, bf16, *shape, 16, soft_cap=False) for shape in plain]
+    decodes += [decode_build(bf16, fp8, *shape, 16, soft_cap=False) for shape in plain[3:]]
+    decodes += [decode_build(bf16, bf16, *shape, 16, soft_cap=True) for shape in _CAPPED]
+    return [Configuration(cascade_build(each), {"attend_shared_prefix": 255}) for each in decodes]
+
+
+def _layers() -> list[Configuration]:
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    # Heads, then the hidden sizes by how much of a row a thread holds.
+    builds = [layers_build(bf16, bf16, width) for width in (64, 512, 2048, 4096, 8192, 16384)]
+    builds += [layers_build(bf16, fp32, width) for width in (64, 512, 2048, 4096, 8192)]
+    builds += [layers_build(fp16, fp16, width) for width in (64, 2048, 4096, 8192)]
+    names = ("rms_norm", "silu_and_multiply", "gelu_and_multiply")
+    return [Configuration(build, dict.fromkeys(names, 128)) for build in builds]
