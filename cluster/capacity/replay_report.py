@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blockyard.cluster.capacity.trace_reader import TraceRequest
+from blockyard.cluster.capacity.traffic import Traffic
 from blockyard.scheduler.capacity.kv_budget import KvBudget
 from blockyard.scheduler.config import PreemptionPolicy
 from blockyard.scheduler.replay import Feed
-from blockyard.scheduler.simulated.arrivals import Arrival
+from blockyard.scheduler.scaling import ScalingPolicy
+from blockyard.scheduler.simulated.arrivals import Arrival, speed_up
 from blockyard.scheduler.simulated.devices import Device
 from blockyard.scheduler.simulated.measured_cost import MeasuredCost
 from blockyard.scheduler.simulated.memory_timeline import SlotState
@@ -30,11 +31,11 @@ class ReplayQuestion:
     """What is to be replayed, on what.
 
     Attributes:
-        requests: in order of arrival.
+        traffic: the requests.
         budget: the model, its split over ranks, and the memory for KV; its limit is what
             `max_seq_len` reserves.
         device: of each rank.
-        num_groups: copies of the model.
+        num_groups: copies of the model, or the most of them.
         allocators: as `replay_setup` names them.
         feed: when requests come.
         speed: how many times as fast as recorded.
@@ -42,9 +43,11 @@ class ReplayQuestion:
         preemption: what becomes of preempted requests' blocks.
         host_bytes: host memory of a group for swapped blocks.
         unbounded: the pool holds the whole trace at once.
+        scaling: how many groups are up at a time; None: all.
+        start_seconds: until a group that is wanted takes requests.
     """
 
-    requests: Sequence[TraceRequest]
+    traffic: Traffic
     budget: KvBudget
     device: Device
     num_groups: int
@@ -56,6 +59,8 @@ class ReplayQuestion:
     preemption: PreemptionPolicy
     host_bytes: int
     unbounded: bool = False
+    scaling: ScalingPolicy | None = None
+    start_seconds: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +71,9 @@ class ReplayAnswer:
     memory: dict[str, list[tuple[float, SlotState]]]
 
 
-def default_limit(requests: Sequence[TraceRequest]) -> int:
+def default_limit(traffic: Traffic) -> int:
     """The context that a server for this traffic would be given: the next power of two."""
-    longest = max((request.total_tokens for request in requests), default=1)
-    return 1 << (longest - 1).bit_length()
+    return 1 << (traffic.longest_tokens - 1).bit_length()
 
 
 def answer_replay(
@@ -86,12 +90,13 @@ def answer_replay(
         memory[name] = outcome.memory
     report = {
         "allocators": figures,
-        "requests": len(question.requests),
+        "requests": question.traffic.num_requests,
         "simulated_s": max(entry["simulated_s"] for entry in figures.values()),
         "wall_s": time.perf_counter() - began,
         "setup": {
             "device": question.device.name,
             "groups": setup.num_groups,
+            "min_groups": question.scaling.min_groups if question.scaling else setup.num_groups,
             "tp": question.budget.num_ranks,
             "blocks_per_group": setup.num_blocks,
             "host_blocks_per_group": setup.num_host_blocks,
@@ -116,7 +121,7 @@ def _setup(question: ReplayQuestion) -> ReplaySetup:
     size = budget.block_size
     block_bytes = budget.rank_kv_bytes_per_token * size
     if question.unbounded:
-        blocks = sum(-(-request.total_tokens // size) for request in question.requests)
+        blocks = question.traffic.num_blocks(size)
     else:
         blocks = budget.rank_kv_memory_bytes() // block_bytes
     step_tokens, running = question.max_step_tokens, question.max_running
@@ -135,6 +140,8 @@ def _setup(question: ReplayQuestion) -> ReplaySetup:
         max_step_tokens=step_tokens,
         preemption=question.preemption,
         num_host_blocks=question.host_bytes // (block_bytes * budget.num_ranks),
+        scaling=question.scaling,
+        start_seconds=question.start_seconds,
     )
 
 
@@ -157,13 +164,9 @@ def _cost(question: ReplayQuestion) -> StepCost:
 def _arrivals(
     question: ReplayQuestion, name: str, progress: Callable[[str, int], None]
 ) -> Iterator[Arrival]:
-    for number, request in enumerate(question.requests):
+    number = 0
+    for arrival in speed_up(question.traffic.arrivals(), question.speed):
         progress(name, number)
-        yield Arrival(
-            number,
-            request.arrival_seconds / question.speed,
-            request.prompt_tokens,
-            request.output_tokens,
-            request.prefix_ids,
-        )
-    progress(name, len(question.requests))
+        number += 1
+        yield arrival
+    progress(name, number)

@@ -15,7 +15,8 @@ __all__ = ["show_replay"]
 def show_replay(report: dict[str, Any], console: Console) -> None:
     """Print every allocator's figures side by side, then one line that compares them."""
     setup = report["setup"]
-    groups = f"{setup['groups']} group" + ("s" if setup["groups"] > 1 else "")
+    least = f"{setup['min_groups']} to " if setup["min_groups"] < setup["groups"] else ""
+    groups = f"{least}{setup['groups']} group" + ("s" if setup["groups"] > 1 else "")
     title = (
         f"{report['requests']:,} requests on {groups} of {setup['tp']} x {setup['device']}, "
         f"{setup['slots']:,} slots; limit {setup['max_seq_len']:,}"
@@ -24,7 +25,8 @@ def show_replay(report: dict[str, Any], console: Console) -> None:
     table.add_column("")
     for name in report["allocators"]:
         table.add_column(name.replace(":", ":\n"), justify="right")
-    for label, cell in _ROWS:
+    rows = [*_ROWS, *_SCALING_ROWS] if least else _ROWS
+    for label, cell in rows:
         table.add_row(label, *(cell(figures) for figures in report["allocators"].values()))
     console.print(table)
     blocks = report["allocators"].get("blocks")
@@ -81,4 +83,10 @@ _ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("between tokens p50", _seconds("inter_token_s", "p50", 4)),
     ("  p99", _seconds("inter_token_s", "p99", 4)),
     ("answer tokens/s", lambda figures: f"{figures['output_tokens_per_s']:,.0f}"),
+)
+
+_SCALING_ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("groups: most", lambda figures: f"{figures['scaling']['peak_groups']:,}"),
+    ("  mean", lambda figures: f"{figures['scaling']['mean_groups']:,.2f}"),
+    ("  changes", lambda figures: f"{figures['scaling']['changes']:,}"),
 )

@@ -6,35 +6,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blockyard.cluster.commands.capacity_options import (
+    Allowance,
+    AsJson,
+    BlockSize,
+    KvDtype,
+    Model,
+    Shape,
+    Tp,
+    WeightDtype,
+    find_model,
+)
 from blockyard.cluster.commands.errors import EXIT_MISUSED, fail
 
 if TYPE_CHECKING:
-    from blockyard.cluster.capacity.model_shape import FoundShape
     from blockyard.scheduler.capacity.lengths import Lengths
 
-__all__ = ["find_model", "plan", "read_lengths"]
+__all__ = ["plan", "read_lengths"]
 
 
 def plan(
-    model: Annotated[
-        str | None,
-        typer.Option(help="Directory, hub repository or known name.", show_default=False),
-    ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            help="In place of a model: layers,kv_heads,head_dim,params.", show_default=False
-        ),
-    ] = None,
+    model: Model = None,
+    shape: Shape = None,
     gpu_memory: Annotated[
         str | None, typer.Option(help="Of one GPU, such as 80GiB.", show_default=False)
     ] = None,
     gpus: Annotated[
         int | None, typer.Option(help="All GPUs.", show_default="one group's", min=1)
     ] = None,
-    tp: Annotated[int, typer.Option(help="GPUs that share one copy of the model.", min=1)] = 1,
-    weights: Annotated[str, typer.Option(help="Dtype of the weights.")] = "fp16",
-    kv: Annotated[str, typer.Option(help="Dtype of keys and values.")] = "fp16",
+    tp: Tp = 1,
+    weights: WeightDtype = "fp16",
+    kv: KvDtype = "fp16",
     max_seq_len: Annotated[
         int | None,
         typer.Option(
@@ -65,11 +67,8 @@ def plan(
     shared_prefix: Annotated[
         int, typer.Option(help="Tokens that all requests begin with.", min=0)
     ] = 0,
-    block_size: Annotated[int, typer.Option(help="Token slots in a block.", min=1)] = 16,
-    allowance: Annotated[
-        str,
-        typer.Option(help="Of each GPU for CUDA context, activations and graphs: a guess."),
-    ] = "2GiB",
+    block_size: BlockSize = 16,
+    allowance: Allowance = "2GiB",
     outputs: Annotated[
         str | None,
         typer.Option(help="Answer lengths of one batch: 10,50,100,200.", show_default=False),
@@ -87,7 +86,7 @@ def plan(
         str | None,
         typer.Option(help="Memory a request needs.", show_default="one reservation"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Count what a memory holds: contiguous reservations against blocks, and what would change."""
     from blockyard.cluster.capacity.plan_report import PlanQuestion, answer_plan
@@ -177,19 +176,3 @@ def read_lengths(text: str) -> "Lengths":
     if "p99" in figures:
         return fitted_lengths(figures["mean"], figures["p99"])
     return constant_lengths(figures["mean"])
-
-
-def find_model(model: str | None, shape: str | None) -> "FoundShape | None":
-    """The model that `--model` or `--shape` names; None when neither is given.
-
-    Raises:
-        ValueError: both are given, or nobody knows it.
-    """
-    from blockyard.cluster.capacity.model_shape import FoundShape, find_shape
-    from blockyard.scheduler.capacity.kv_math import parse_shape
-
-    if model is not None and shape is not None:
-        raise ValueError("give --model or --shape, not both")
-    if shape is not None:
-        return FoundShape(parse_shape(shape), None)
-    return None if model is None else find_shape(model)

@@ -3,44 +3,63 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blockyard.cluster.commands.capacity_options import (
+    Allowance,
+    AsJson,
+    BlockSize,
+    KvDtype,
+    Model,
+    Shape,
+    Tp,
+    WeightDtype,
+    find_model,
+)
 from blockyard.cluster.commands.errors import EXIT_INTERRUPTED, EXIT_MISUSED, fail
 
 if TYPE_CHECKING:
     from blockyard.cluster.capacity.replay_report import ReplayQuestion
-    from blockyard.cluster.capacity.trace_reader import TraceRequest
+    from blockyard.cluster.capacity.traffic import Traffic
+    from blockyard.scheduler.scaling import ScalingPolicy
     from blockyard.scheduler.simulated.devices import Device
 
 __all__ = ["replay"]
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="Recorded arrivals.", show_default=False)],
+    trace: Annotated[
+        Path | None, typer.Argument(help="Recorded arrivals.", show_default=False)
+    ] = None,
     trace_format: Annotated[
         str | None,
         typer.Option(
             "--format", help="azure, mooncake or jsonl.", show_default="told by the first line"
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Directory, hub repository or known name.", show_default=False),
-    ] = None,
-    shape: Annotated[
+    synthetic: Annotated[
         str | None,
         typer.Option(
-            help="In place of a model: layers,kv_heads,head_dim,params.", show_default=False
+            help="In place of a trace: requests=1000000,rate=1000,prompt=512,output=128.",
+            show_default=False,
         ),
     ] = None,
+    model: Model = None,
+    shape: Shape = None,
     gpu: Annotated[
         str, typer.Option(help="h200, a100, or a JSON file that describes a device.")
     ] = "h200",
-    groups: Annotated[int, typer.Option(help="Copies of the model.", min=1)] = 1,
-    tp: Annotated[int, typer.Option(help="GPUs that share one copy.", min=1)] = 1,
+    groups: Annotated[
+        str, typer.Option(help="Copies of the model; MIN:MAX lets their number follow the load.")
+    ] = "1",
+    start_seconds: Annotated[
+        float, typer.Option(help="Until a group that is wanted takes requests.", min=0.0)
+    ] = 15.0,
+    tp: Tp = 1,
     allocator: Annotated[
         str,
         typer.Option(help="blocks, contiguous:max_seq_len, :pow2 or :exact, or all; by commas."),
@@ -81,19 +100,17 @@ def replay(
             show_default="what weights and allowance leave",
         ),
     ] = None,
-    allowance: Annotated[
-        str, typer.Option(help="Of each GPU for CUDA context, activations and graphs: a guess.")
-    ] = "2GiB",
-    weights: Annotated[str, typer.Option(help="Dtype of the weights.")] = "fp16",
-    kv: Annotated[str, typer.Option(help="Dtype of keys and values.")] = "fp16",
-    block_size: Annotated[int, typer.Option(help="Token slots in a block.", min=1)] = 16,
+    allowance: Allowance = "2GiB",
+    weights: WeightDtype = "fp16",
+    kv: KvDtype = "fp16",
+    block_size: BlockSize = 16,
     max_running: Annotated[int, typer.Option(help="Most requests in one step.", min=1)] = 1024,
     max_step_tokens: Annotated[int, typer.Option(help="Most tokens in one step.", min=2)] = 8192,
     plot: Annotated[
         Path | None,
         typer.Option(help="Write memory over time to this PNG or SVG.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Replay recorded traffic over simulated time: the real scheduler against contiguous memory.
 
@@ -105,15 +122,11 @@ def replay(
         answer_replay,
         default_limit,
     )
-    from blockyard.cluster.capacity.trace_reader import TRACE_FORMATS, read_trace
-    from blockyard.cluster.commands.plan import find_model
     from blockyard.scheduler.capacity.kv_budget import KvBudget
     from blockyard.scheduler.config import PreemptionPolicy
     from blockyard.scheduler.replay import Feed
 
     try:
-        if trace_format not in (None, *TRACE_FORMATS):
-            raise ValueError(f"--format is {trace_format!r}; give {', '.join(TRACE_FORMATS)}")
         if preemption not in list(PreemptionPolicy):
             raise ValueError(f"--preemption is {preemption!r}; give auto, swap or recompute")
         if not speed > 0:
@@ -124,26 +137,25 @@ def replay(
         if found is None:
             raise ValueError("which model? give --model or --shape layers,kv_heads,head_dim,params")
         device = _find_device(gpu)
-        requests = read_trace(trace, trace_format)[:limit]
-        if not requests:
-            raise ValueError(f"{trace} has no requests")
+        traffic = _traffic(trace, trace_format, synthetic, limit)
+        most_groups, scaling = _groups(groups, start_seconds)
         unbounded = kv_memory == "unbounded"
         question = ReplayQuestion(
-            requests=_in_order(requests),
+            traffic=traffic,
             budget=KvBudget(
                 shape=found.shape,
-                limit=max_seq_len or default_limit(requests),
+                limit=max_seq_len or default_limit(traffic),
                 gpu_memory_bytes=device.memory_bytes,
                 kv_memory_bytes=parse_bytes(kv_memory) if kv_memory and not unbounded else None,
                 num_ranks=tp,
-                num_gpus=tp * groups,
+                num_gpus=tp * most_groups,
                 weight_dtype=weights,
                 kv_dtype=kv,
                 block_size=block_size,
                 allowance_bytes=parse_bytes(allowance),
             ),
             device=device,
-            num_groups=groups,
+            num_groups=most_groups,
             allocators=_allocators(allocator),
             feed=Feed.SATURATE if saturate else (Feed.SINGLE if one_at_a_time else Feed.RECORDED),
             speed=speed,
@@ -152,6 +164,8 @@ def replay(
             preemption=PreemptionPolicy(preemption),
             host_bytes=parse_bytes(host_memory),
             unbounded=unbounded,
+            scaling=scaling,
+            start_seconds=start_seconds,
         )
         if plot is not None:
             from blockyard.cluster.capacity.replay_plot import check_plot
@@ -179,8 +193,44 @@ def replay(
         typer.echo(f"memory over time: {plot}")
 
 
-def _in_order(requests: "list[TraceRequest]") -> "list[TraceRequest]":
-    return sorted(requests, key=lambda request: request.arrival_seconds)
+def _traffic(
+    trace: Path | None, trace_format: str | None, synthetic: str | None, limit: int | None
+) -> "Traffic":
+    from blockyard.cluster.capacity.trace_reader import TRACE_FORMATS, read_trace
+    from blockyard.cluster.capacity.traffic import recorded_traffic, synthetic_traffic
+    from blockyard.scheduler.simulated.synthetic import parse_synthetic
+
+    if (trace is None) == (synthetic is None):
+        raise ValueError("give a trace, or --synthetic requests=N,rate=REQUESTS_A_SECOND")
+    if trace_format not in (None, *TRACE_FORMATS):
+        raise ValueError(f"--format is {trace_format!r}; give {', '.join(TRACE_FORMATS)}")
+    if synthetic is not None:
+        made_up = parse_synthetic(synthetic)
+        count = min(limit or made_up.requests, made_up.requests)
+        return synthetic_traffic(replace(made_up, requests=count))
+    if trace is None:
+        raise AssertionError("there is a trace where nothing is made up")
+    requests = read_trace(trace, trace_format)[:limit]
+    if not requests:
+        raise ValueError(f"{trace} has no requests")
+    return recorded_traffic(requests)
+
+
+def _groups(text: str, start_seconds: float) -> "tuple[int, ScalingPolicy | None]":
+    """The most groups, and what decides how many there are when that may change."""
+    from blockyard.scheduler.scaling import ScalingPolicy
+
+    least, colon, most = text.partition(":")
+    try:
+        bounds = int(least), int(most if colon else least)
+    except ValueError:
+        raise ValueError(f"--groups is {text!r}; give a number, or MIN:MAX") from None
+    if colon:
+        # Growth is looked ahead for as long as a group takes to come.
+        return bounds[1], ScalingPolicy(*bounds, ahead_seconds=max(1.0, start_seconds))
+    if bounds[0] < 1:
+        raise ValueError(f"--groups is {text}; give 1 or more, or MIN:MAX")
+    return bounds[0], None
 
 
 def _allocators(text: str) -> tuple[str, ...]:
@@ -220,7 +270,7 @@ def _progress(question: "ReplayQuestion", *, silent: bool) -> Iterator[Callable[
     from rich import progress
     from rich.console import Console
 
-    total = len(question.requests)
+    total = question.traffic.num_requests
     columns = (
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),

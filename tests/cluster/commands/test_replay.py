@@ -125,6 +125,25 @@ def test_people_see_columns_within_80_characters(lines: Path) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+def test_groups_may_follow_the_load(lines: Path) -> None:
+    got = answer(lines, "--groups 1:3 --start-seconds 0.5 --allocator blocks --kv-memory 5e8")
+    scaling = got["allocators"]["blocks"]["scaling"]
+    assert (got["setup"]["min_groups"], got["setup"]["groups"]) == (1, 3)
+    assert 1 < scaling["peak_groups"] <= 3
+    assert 1.0 < scaling["mean_groups"] < scaling["peak_groups"]
+    shown = run(lines, f"{SHAPE} --groups 1:3 --allocator blocks").stdout
+    assert "1 to 3 groups" in shown and "groups: most" in shown
+
+
+def test_traffic_may_be_made_up() -> None:
+    made_up = "--synthetic requests=60,rate=20,prompt=200,output=30 --allocator blocks"
+    result = CliRunner().invoke(app, ["replay", *f"{SHAPE} {made_up} --json".split()])
+    assert result.exit_code == 0, result.stderr
+    got = json.loads(result.stdout)
+    assert got["requests"] == got["allocators"]["blocks"]["finished"] == 60
+    assert got["allocators"]["blocks"]["simulated_s"] == pytest.approx(3.0, rel=0.5)
+
+
 def test_a_device_file(lines: Path, tmp_path: Path) -> None:
     device = tmp_path / "card.json"
     values = {
@@ -148,6 +167,11 @@ def test_a_device_file(lines: Path, tmp_path: Path) -> None:
         (f"{SHAPE} --allocator best", "contiguous:pow2"),
         (f"{SHAPE} --gpu h300", "h200, a100"),
         (f"{SHAPE} --format csv", "azure, mooncake, jsonl"),
+        (f"{SHAPE} --groups 3:2", "min <= max"),
+        (f"{SHAPE} --groups many", "MIN:MAX"),
+        (f"{SHAPE} --groups 0", "1 or more"),
+        (f"{SHAPE} --groups 1:2 --saturate", "recorded times"),
+        (f"{SHAPE} --synthetic requests=2,rate=1", "give a trace, or --synthetic"),
         (f"{SHAPE} --format azure", "TIMESTAMP"),
         (f"{SHAPE} --preemption drop", "swap or recompute"),
         (f"{SHAPE} --speed 0", "above 0"),
