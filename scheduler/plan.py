@@ -20,6 +20,7 @@ from typing import NamedTuple
 from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
 
 __all__ = [
+    "NOTHING_LEFT",
     "Admission",
     "BlockCopy",
     "BlockGrant",
@@ -159,6 +160,10 @@ class StepPlan:
                     f"step {self.step}: handle {fork.handle} forks from {fork.parent}, "
                     "which does not sample"
                 )
+
+
+NOTHING_LEFT = "no token is left to choose from: bias, allowed tokens and bad words leave out all"
+"""The message of a row error that is the client's own doing."""
 
 
 @dataclass(frozen=True, slots=True)

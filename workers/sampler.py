@@ -50,12 +50,14 @@ class SampleRow:
 class SampledTokens:
     """One token for each row; `failed` are the rows whose token means nothing.
 
-    `logprobs` has one entry for each row, or none at all when no row wants any.
+    `emptied` are those of them that their own parameters have left without a token. `logprobs` has
+    one entry for each row, or none at all when no row wants any.
     """
 
     token_ids: tuple[int, ...]
     failed: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    emptied: tuple[int, ...] = ()
 
 
 def rows_drawn_at_once(vocabulary: int) -> int:
@@ -84,10 +86,12 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledTokens:
         part = drawn[begin : begin + at_once]
         index = torch.tensor(part, device=logits.device)
         choices = choices.index_copy(0, index, _draw(scores[index], [rows[i] for i in part]))
-    answer = torch.stack((choices, good.long())).tolist()  # one transfer from the device
+    empty = highest == float("-inf")
+    answer = torch.stack((choices, good.long(), empty.long())).tolist()  # one transfer
     token_ids = tuple(answer[0])
     failed = tuple(row for row, fine in enumerate(answer[1]) if not fine)
-    return SampledTokens(token_ids, failed, _logprobs(logits, rows, token_ids))
+    emptied = tuple(row for row, nothing in enumerate(answer[2]) if nothing)
+    return SampledTokens(token_ids, failed, _logprobs(logits, rows, token_ids), emptied)
 
 
 def _ruled(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from blockyard.cuda.backend import AttentionBackend, HeadShape
 from blockyard.cuda.reference import ReferenceBackend
-from blockyard.scheduler.plan import RowError, StepPlan, StepResult
+from blockyard.scheduler.plan import NOTHING_LEFT, RowError, StepPlan, StepResult
 from blockyard.workers.attention import CachedAttention
 from blockyard.workers.backends import backend_named, backend_of_gpu
 from blockyard.workers.batch import BatchBuilder, FlatBatch
@@ -31,6 +31,8 @@ from blockyard.workers.prompt_scores import score_prompts
 from blockyard.workers.sampler import sample
 
 __all__ = ["ModelWorker", "make_worker"]
+
+_NO_FINITE_SCORE = "no token can be chosen: the model gave scores that are no numbers"
 
 
 class ModelWorker:
@@ -158,7 +160,7 @@ class ModelWorker:
         errors = tuple(
             RowError(
                 batch.sample_handles[row],
-                "no token can be chosen: the model gave no finite score for any allowed token",
+                NOTHING_LEFT if row in sampled.emptied else _NO_FINITE_SCORE,
             )
             for row in sampled.failed
         )

@@ -12,6 +12,7 @@ from blockyard.cluster.dispatch import TokenStream
 from blockyard.cluster.request.answer import Answer
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError
 from blockyard.protos import generation_pb2 as pb
+from blockyard.scheduler.plan import NOTHING_LEFT
 from blockyard.scheduler.request import FinishReason, RequestUpdate
 
 __all__ = ["answer_chunks"]
@@ -57,6 +58,8 @@ async def answer_chunks(
 
 
 def _check_update(update: RequestUpdate) -> None:
+    if update.finish_reason is FinishReason.ERROR and update.error == NOTHING_LEFT:
+        raise ApiError(ApiCode.INVALID_ARGUMENT, "sampling", update.error)
     if update.finish_reason is FinishReason.ERROR:
         raise ApiError(
             ApiCode.INTERNAL,

@@ -142,6 +142,6 @@ def test_row_whose_rules_leave_nothing_fails_alone() -> None:
         SampleRow(SamplingParams(temperature=0.0), 3, 1),
     ]
     result = sample(logits, rows)
-    assert result.failed == (1,)
+    assert result.failed == result.emptied == (1,)
     alone = [sample(logits[i : i + 1], [rows[i]]).token_ids[0] for i in (0, 2)]
     assert [result.token_ids[0], result.token_ids[2]] == alone

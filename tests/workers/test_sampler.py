@@ -126,6 +126,7 @@ def test_poisoned_row_fails_alone(temperature: float, poison: float) -> None:
     logits[1, 17] = poison
     result = sample(logits, rows)
     assert result.failed == (1,)
+    assert result.emptied == (), "that is nobody's wish"
     assert (result.token_ids[0], result.token_ids[2]) == (clean.token_ids[0], clean.token_ids[2])
     assert 0 <= result.token_ids[1] < VOCABULARY
 

@@ -1,0 +1,112 @@
+"""One group in this process as a dispatcher: no Ray, no wires. For batch work and tests.
+
+The whole request path stands in front of it as it stands in front of a cluster. Units: seconds.
+"""
+
+import asyncio
+from typing import Self
+
+from blockyard.cluster.books.group_books import GroupBooks
+from blockyard.cluster.dispatch import GroupReport, TokenStream
+from blockyard.cluster.engine import Engine
+from blockyard.cluster.engine_stream import EngineStream
+from blockyard.cluster.local_group import LocalGroup
+from blockyard.scheduler.config import SchedulerConfig
+from blockyard.scheduler.cost_model import RateMeter
+from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec, RequestUpdate
+from blockyard.scheduler.scheduler import Scheduler
+from blockyard.workers.config import Executor
+from blockyard.workers.description import ModelDescription
+
+__all__ = ["LocalDispatcher"]
+
+
+class LocalDispatcher:
+    """Implements `dispatch.Dispatcher`. Make it with `LocalDispatcher.start`."""
+
+    def __init__(
+        self, model: ModelDescription, engine_parts: tuple[Scheduler, LocalGroup], device: str
+    ) -> None:
+        scheduler, group = engine_parts
+        self._model = model
+        self._device = device
+        self._group = group
+        self._streams: dict[str, EngineStream] = {}
+        self.engine = Engine(scheduler, group, self._deliver, self._lose)
+        self._loop_task = asyncio.create_task(self.engine.run(), name="engine-loop")
+
+    @classmethod
+    async def start(
+        cls, model: ModelDescription, executor: Executor, limits: SchedulerConfig
+    ) -> Self:
+        """Load the model in `executor` and begin to step.
+
+        Raises:
+            Exception: whatever loading raises.
+        """
+        group = LocalGroup(executor)
+        try:
+            profile = await group.load()
+        except BaseException:
+            await group.close()
+            raise
+        rates = RateMeter(
+            profile.block_bytes, profile.prefill_tokens_per_second, profile.link_bytes_per_second
+        )
+        scheduler = Scheduler(limits, profile.max_blocks, profile.max_host_blocks, rates)
+        return cls(model, (scheduler, group), profile.device)
+
+    def models(self) -> tuple[ModelDescription, ...]:
+        """The one model."""
+        return (self._model,)
+
+    async def submit(self, model: str, spec: RequestSpec) -> TokenStream:
+        """Hand a request to the engine.
+
+        Raises:
+            RequestRefused: the caller's mistake, too much load, or the engine is lost.
+        """
+        stream = EngineStream(spec.request_id, range(spec.num_choices), self._abort)
+        self.engine.submit(spec)
+        stream.accepted.set_result(None)
+        self._streams[spec.request_id] = stream
+        return stream
+
+    async def reports(self, audit: bool = False, memory: bool = False) -> tuple[GroupReport, ...]:
+        """The books; with `audit` they are proved first."""
+        if audit:
+            self.engine.check()
+        books = GroupBooks(self.engine.ledger(), audit="" if audit else None)
+        return (GroupReport("local", self._model.name, self._device, "", books),)
+
+    async def ready(self) -> bool:
+        """Whether the engine steps."""
+        return self.engine.lost is None
+
+    async def close(self) -> None:
+        """Stop stepping, whatever is still live."""
+        self._loop_task.cancel()
+        await asyncio.gather(self._loop_task, return_exceptions=True)
+        await self._group.close()
+
+    def _abort(self, stream: EngineStream, choice: int | None) -> None:
+        if self._streams.get(stream.request_id) is not stream:
+            return
+        self.engine.abort(stream.request_id, choice)
+        if stream.ended:
+            del self._streams[stream.request_id]
+
+    def _deliver(self, updates: list[RequestUpdate]) -> None:
+        for update in updates:
+            stream = self._streams.get(update.request_id)
+            if stream is None:
+                continue
+            stream.put(update)
+            if stream.ended:
+                del self._streams[update.request_id]
+
+    def _lose(self) -> None:
+        gone = RequestRefused(RefusalCode.UNAVAILABLE, "the workers of this request were lost")
+        for stream in self._streams.values():
+            stream.refuse(gone)
+        self._streams.clear()
