@@ -17,6 +17,7 @@ from blockyard.cluster.books.ledger_message import ledger_message
 from blockyard.cluster.books.ledger_watch import LedgerWatches
 from blockyard.cluster.dispatch import Dispatcher, GroupReport
 from blockyard.cluster.request.api_error import ApiCode, ApiError, from_refusal
+from blockyard.cluster.request.caller import ANYBODY, Caller
 from blockyard.cluster.request.generation import GenerationService, find_model, unexpected_error
 from blockyard.cluster.request.malformed_message import MalformedMessage
 from blockyard.cluster.request.token_service import TokenService
@@ -50,19 +51,18 @@ class GenerationApi:
         self._tokens = tokens
 
     async def generate(
-        self, request: generation_pb2.GenerateRequest | MalformedMessage
+        self, request: generation_pb2.GenerateRequest | MalformedMessage, caller: Caller = ANYBODY
     ) -> generation_pb2.GenerateResponse:
         """The whole answer. Raises `ApiError`."""
-        return await self._service.generate(_well_formed(request))
+        return await self._service.generate(_well_formed(request), caller)
 
     async def generate_stream(
-        self, request: generation_pb2.GenerateRequest | MalformedMessage
+        self, request: generation_pb2.GenerateRequest | MalformedMessage, caller: Caller = ANYBODY
     ) -> AsyncGenerator[generation_pb2.GenerateChunk, None]:
         """The answer in pieces; close it to leave early. Raises `ApiError`."""
-        async with aclosing(self._service.stream(_well_formed(request))) as chunks:
+        async with aclosing(self._service.stream(_well_formed(request), caller)) as chunks:
             async for chunk in chunks:
                 yield chunk
-
 
     async def tokenize(
         self, request: generation_pb2.TokenizeRequest | MalformedMessage

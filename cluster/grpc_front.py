@@ -21,6 +21,7 @@ from blockyard.cluster.grpc_handlers import (
 )
 from blockyard.cluster.grpc_status import call_status
 from blockyard.cluster.request.api_error import ApiError
+from blockyard.cluster.request.caller import Caller
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
 from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tokenizer import ModelTokenizer
@@ -103,16 +104,21 @@ class _GenerationServicer:
         self._api = api
 
     async def Generate(self, request: Any, context: Any) -> Any:
-        return await _answer(self._api.generate(request), context)
+        return await _answer(self._api.generate(request, _caller(context)), context)
 
     async def GenerateStream(self, request: Any, context: Any) -> None:
-        await _answer_stream(self._api.generate_stream(request), context)
+        await _answer_stream(self._api.generate_stream(request, _caller(context)), context)
 
     async def Tokenize(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.tokenize(request), context)
 
     async def Detokenize(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.detokenize(request), context)
+
+
+def _caller(context: Any) -> Caller:
+    """Who calls, as far as a call itself tells."""
+    return Caller(deadline_seconds=context.time_remaining())
 
 
 class _ClusterServicer:

@@ -36,7 +36,7 @@ _SHUTTING_DOWN = "the server is shutting down; ask another one"
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a client wants of the groups; `name` is its own for it, held while it lives."""
+    """What a client wants of the groups; `name` is held while it lives."""
 
     model: str
     spec: RequestSpec
@@ -78,7 +78,7 @@ class ClusterDispatcher:
         served = {identity.model.name for identity in self._groups.groups.values()}
         return all(model.name in served for model in self._models)
 
-    async def submit(self, model: str, spec: RequestSpec, name: str = "") -> TokenStream:
+    async def submit(self, model: str, spec: RequestSpec) -> TokenStream:
         """Bind a request to a group and hand it over.
 
         A group that turns out to be leaving or lost costs the client nothing while there is another
@@ -89,6 +89,7 @@ class ClusterDispatcher:
                 use.
         """
         keys = PromptKeys(spec.prompt_token_ids, spec.extras) if spec.use_prefix_cache else None
+        name = f"{spec.tenant}/{spec.name}" if spec.name else ""
         asked = _Asked(model, spec, keys, name)
         if name:
             self._binder.hold(name)
@@ -122,9 +123,18 @@ class ClusterDispatcher:
         """The books of every group, asked for now; a group that does not answer is left out."""
         return await self._of_every_group(lambda group: self._report(group, audit, memory))
 
-    async def yards(self, max_cells: int) -> tuple[GroupYard, ...]:
-        """The books and a picture of every group's pool; who does not answer is left out."""
-        return await self._of_every_group(lambda group: self._yard(group, max_cells))
+    async def yards(self, group_id: str, max_cells: int) -> tuple[GroupYard, ...]:
+        """The books of every group, by model and id, and a picture of one group's pool.
+
+        When no group has the id `group_id` it is the first's. Who does not answer is left out.
+        """
+        groups = self._groups.groups
+        order = sorted(groups, key=lambda name: (groups[name].model.name, name))
+        drawn = group_id if group_id in groups else next(iter(order), "")
+        yards = await self._of_every_group(
+            lambda group: self._yard(group, max_cells if group.group_id == drawn else 0)
+        )
+        return tuple(sorted(yards, key=lambda yard: order.index(yard.report.group_id)))
 
     async def _of_every_group(
         self, ask: Callable[[GroupIdentity], Awaitable[Answer]]
@@ -202,6 +212,8 @@ class ClusterDispatcher:
 
     async def _yard(self, identity: GroupIdentity, max_cells: int) -> GroupYard:
         report = await self._report(identity, audit=False, memory=False)
+        if not max_cells:
+            return GroupYard(report, None)
         link = await self._groups.link(identity.group_id)
         return GroupYard(report, await link.draw_yard(max_cells))
 

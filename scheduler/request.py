@@ -95,6 +95,8 @@ class RequestSpec:
     block_keys: tuple[bytes, ...] = ()
     num_choices: int = 1
     """Answers wanted; the prompt is computed once and its blocks are shared."""
+    name: str = ""
+    """What its client calls it, if anything. Ingresses let one live request of a tenant have it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ def read_completion_request(body: object) -> CompletionRequest:
         else:
             message.tokens.SetInParent()
             message.tokens.ids.extend(prompt)
+        if messages:
+            message.request_id = ""  # a name is for one request; answers bear the first one's
         messages.append(message)
     return CompletionRequest(tuple(messages), stream, include_usage)
 

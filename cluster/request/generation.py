@@ -10,10 +10,12 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.request.answer import Answer
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError, from_refusal
+from blockyard.cluster.request.caller import ANYBODY, Caller
 from blockyard.cluster.request.choices import answer_chunks
 from blockyard.cluster.request.limits import MAX_MODEL_NAME_CHARACTERS
 from blockyard.cluster.request.logprob_messages import TokenSpeller
@@ -21,7 +23,7 @@ from blockyard.cluster.request.validation import PreparedRequest, client_fields,
 from blockyard.cluster.request.whole_answer import WholeAnswer
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
-from blockyard.scheduler.request import RequestRefused
+from blockyard.scheduler.request import RequestRefused, RequestSpec
 from blockyard.workers.description import ModelDescription
 
 __all__ = ["GenerationService", "find_model", "unexpected_error"]
@@ -43,19 +45,23 @@ class GenerationService:
         self._tokenizers = tokenizers
         self._clock = clock
 
-    async def generate(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
+    async def generate(
+        self, request: pb.GenerateRequest, caller: Caller = ANYBODY
+    ) -> pb.GenerateResponse:
         """The whole answer.
 
         Raises:
             ApiError: refused, or failed on the way.
         """
         answer = WholeAnswer()
-        async with aclosing(self.stream(request)) as chunks:
+        async with aclosing(self.stream(request, caller)) as chunks:
             async for chunk in chunks:
                 answer.add(chunk)
         return answer.response()
 
-    async def stream(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
+    async def stream(
+        self, request: pb.GenerateRequest, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """Every answer in pieces; its last has `finish_reason`. Close it to leave early.
 
         Raises:
@@ -64,7 +70,8 @@ class GenerationService:
         arrived_at = self._clock()
         try:
             prepared = await self._prepare(request)
-            tokens = await self._dispatcher.submit(prepared.options.model, prepared.spec)
+            spec = self._of_caller(prepared.spec, caller, arrived_at)
+            tokens = await self._dispatcher.submit(prepared.options.model, spec)
             answers = self._answers(prepared, arrived_at)
             async with aclosing(answer_chunks(tokens, answers)) as chunks:
                 async for chunk in chunks:
@@ -87,6 +94,15 @@ class GenerationService:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         return await prepare_request(request, model, tokenizer)
+
+    def _of_caller(self, spec: RequestSpec, caller: Caller, arrived_at: float) -> RequestSpec:
+        """The request with what the transport knows; `spec` names the client's part of a tenant."""
+        deadline = caller.deadline_seconds
+        if deadline is not None:
+            # An engine counts from the moment at which it gets the request.
+            deadline = max(0.0, deadline - (self._clock() - arrived_at))
+        tenant = caller.tenant_of(spec.tenant)
+        return replace(spec, tenant=tenant, deadline_seconds=deadline)
 
     def _answers(self, prepared: PreparedRequest, arrived_at: float) -> list[Answer]:
         """What is to be told of each choice."""

@@ -19,7 +19,7 @@ __all__ = [
     "MAX_STOPS",
     "MAX_STOP_CHARACTERS",
     "check_known_fields",
-    "check_request_id",
+    "check_name",
     "check_role",
     "check_stops",
     "check_text_size",
@@ -33,7 +33,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_BAD_WORD_STRINGS = 64
 MAX_MODEL_NAME_CHARACTERS = 256
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 _BYTES_FOR_A_CONTEXT_TOKEN = 32
@@ -61,13 +61,13 @@ def check_text_size(field: str, num_bytes: int, context_tokens: int) -> None:
         )
 
 
-def check_request_id(request_id: str) -> None:
+def check_name(field: str, name: str) -> None:
     """Refuse names that would not be safe in logs and labels; empty means none given."""
-    if request_id and not _REQUEST_ID.fullmatch(request_id):
+    if name and not _NAME.fullmatch(name):
         raise invalid(
-            "request_id",
-            f"is {request_id[:40]!r} ({len(request_id)} characters); give 1 to 128 characters of "
-            "letters, digits and . _ : -",
+            field,
+            f"is {name[:40]!r} ({len(name)} characters); give 1 to 128 characters of letters, "
+            "digits and . _ : -",
         )
 
 

@@ -33,8 +33,6 @@ def check_served(sampling: pb.SamplingParameters) -> None:
     check_known_fields("sampling", sampling)
     if sampling.HasField("n") and not 1 <= sampling.n <= MAX_CHOICES:
         raise invalid("sampling.n", f"is {sampling.n}; 1 to {MAX_CHOICES} answers are given")
-    if sampling.HasField("tenant"):
-        raise invalid("sampling.tenant", "is not served yet; leave it out")
 
 
 def resolve_sampling(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from blockyard.cluster.request.chat_template import ChatTemplateError
 from blockyard.cluster.request.limits import (
     check_known_fields,
-    check_request_id,
+    check_name,
     check_role,
     check_stops,
     check_text_size,
@@ -79,7 +79,8 @@ async def prepare_request(
         ApiError: INVALID_ARGUMENT; `field` names the field at fault.
     """
     check_known_fields("request", request)
-    check_request_id(request.request_id)
+    check_name("request_id", request.request_id)
+    check_name("sampling.tenant", request.sampling.tenant)
     check_served(request.sampling)
     check_stops(request.sampling.stop)
     # Parameters are checked before the prompt: they cost nothing, tokenising may.
@@ -94,6 +95,8 @@ async def prepare_request(
             prompt_token_ids=prompt,
             sampling=sampling,
             priority=request.sampling.priority,
+            tenant=request.sampling.tenant,
+            name=request.request_id,
             num_choices=request.sampling.n if request.sampling.HasField("n") else 1,
         ),
         GenerationOptions(

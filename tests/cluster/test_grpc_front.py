@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from blockyard.protos import generation_pb2 as pb
 from blockyard.protos import generation_pb2_grpc
-from blockyard.scheduler.request import FinishReason, RefusalCode, RequestRefused
+from blockyard.scheduler.request import FinishReason, RefusalCode, RequestRefused, RequestUpdate
 
 Spell = Callable[[str], list[int]]
 GENERATE = "/blockyard.v1.Generation/Generate"
@@ -50,6 +50,27 @@ class TestGeneration:
         chunks = [c async for c in generation.GenerateStream(pb.GenerateRequest(prompt="hello"))]
         assert answer.text == "".join(chunk.text for chunk in chunks) == "good day"
         assert chunks[-1].finish_reason == answer.finish_reason == pb.FINISH_REASON_STOP
+
+    async def test_a_clients_deadline_reaches_the_engine_and_missing_it_is_called_so(
+        self, generation: Any, dispatcher: Any
+    ) -> None:
+        late = RequestUpdate("any", (), FinishReason.DEADLINE, error="it would take 9 s")
+        dispatcher.script = [late]
+        request = pb.GenerateRequest(prompt="a")
+        error = await failure_of(generation.Generate(request, timeout=30))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert error.details() == "it would take 9 s"
+        dispatcher.script = [FinishReason.STOP]
+        await generation.Generate(request)
+        assert [c async for c in generation.GenerateStream(request, timeout=20)]
+        seconds = [spec.deadline_seconds for _, spec in dispatcher.submitted]
+        assert 20 < seconds[0] < 31 and seconds[1] is None and 10 < seconds[2] < 21  # it rounds
+
+    async def test_a_name_in_use_already_exists(self, generation: Any, dispatcher: Any) -> None:
+        dispatcher.refusal = RequestRefused(RefusalCode.EXISTS, "is in use", "request_id")
+        error = await failure_of(generation.Generate(pb.GenerateRequest(prompt="a")))
+        assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+        assert "BadRequest" in details_of(error)
 
     async def test_refusals_name_the_field_to_people_and_programs(
         self, generation: Any, dispatcher: Any, spell: Spell

@@ -115,7 +115,7 @@ class TestRefusals:
             (dict(n=17), "sampling.n", "is 17; 1 to 16 answers"),
             (dict(n=0), "sampling.n", "is 0; 1 to 16 answers"),
             (dict(n=-1), "sampling.n", "is -1; 1 to 16 answers"),
-            (dict(tenant=""), "sampling.tenant", "not served"),
+            (dict(tenant="a/b"), "sampling.tenant", "letters, digits"),
             (dict(stop=["x"] * 1000), "sampling.stop", "1,000"),
             (dict(stop=["ok", ""]), "sampling.stop[1]", "0 characters"),
             (dict(stop=["x" * 257]), "sampling.stop[0]", "257"),
