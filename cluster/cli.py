@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from blockyard.cluster.commands.bench import bench_app
+from blockyard.cluster.commands.bench_cpu import bench_end_to_end, bench_linear
 from blockyard.cluster.commands.calibrate import calibrate
 from blockyard.cluster.commands.demo import demo
+from blockyard.cluster.commands.doctor import doctor
 from blockyard.cluster.commands.generate import generate
 from blockyard.cluster.commands.ledger import ledger
 from blockyard.cluster.commands.measure import measure
@@ -36,7 +38,10 @@ app.command("plan")(plan)
 app.command("measure")(measure)
 app.command("replay")(replay)
 app.command("calibrate")(calibrate)
+app.command("doctor")(doctor)
 app.add_typer(model_app, name="model")
+bench_app.command("linear")(bench_linear)
+bench_app.command("e2e")(bench_end_to_end)
 app.add_typer(bench_app, name="bench")
 
 

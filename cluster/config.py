@@ -6,7 +6,7 @@ Knows nothing of how processes are started. Units are in the names.
 from dataclasses import dataclass
 
 from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, PreemptionPolicy, SchedulerConfig
-from blockyard.workers.config import DEVICES, DTYPES, WorkerConfig, WorkerKind
+from blockyard.workers.config import DEVICES, DTYPES, WEIGHTS, WorkerConfig, WorkerKind
 from blockyard.workers.description import ModelDescription
 
 __all__ = ["DEFAULT_GRPC_PORT", "LOOPBACK", "ServeConfig"]
@@ -21,8 +21,8 @@ class ServeConfig:
 
     Attributes:
         model: what to serve; its directory is the same on every node.
-        kind, device, dtype, block_size, num_blocks, num_host_blocks, kv_memory_bytes, threads:
-            see `WorkerConfig`.
+        kind, device, dtype, weights, block_size, num_blocks, num_host_blocks, kv_memory_bytes,
+            threads: see `WorkerConfig`.
         max_running, max_step_tokens, max_waiting, preemption: see `SchedulerConfig`.
         num_groups: copies of the model.
         num_ranks: workers in each group.
@@ -46,6 +46,7 @@ class ServeConfig:
     kind: WorkerKind = WorkerKind.MODEL
     device: str = "auto"
     dtype: str = "auto"
+    weights: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
     num_host_blocks: int | None = None
@@ -74,7 +75,7 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         """Refuse what could not be started."""
-        for name, known in (("device", DEVICES), ("dtype", DTYPES)):
+        for name, known in (("device", DEVICES), ("dtype", DTYPES), ("weights", WEIGHTS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; known are {', '.join(known)}")
         for name in ("num_groups", "num_ranks", "num_ingresses"):
@@ -111,6 +112,7 @@ class ServeConfig:
             kind=self.kind,
             device=self.device,
             dtype=self.dtype,
+            weights=self.weights,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             num_host_blocks=self.num_host_blocks,

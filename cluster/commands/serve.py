@@ -42,6 +42,12 @@ def serve(
             "checkpoint's own on a GPU."
         ),
     ] = "auto",
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="How a CPU keeps weights: auto (fp32), fp32, bf16, int8 or int4; sums are float32."
+        ),
+    ] = "auto",
     block_size: Annotated[int, typer.Option(help="Token slots in a block.", min=1)] = 16,
     blocks: Blocks = None,
     host_blocks: Annotated[
@@ -121,6 +127,7 @@ def serve(
         "num_ranks": ranks,
         "device": device,
         "dtype": dtype,
+        "weights": weights,
         "block_size": block_size,
         "num_blocks": blocks,
         "num_host_blocks": host_blocks,

@@ -14,11 +14,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockyard.cuda.compiler import default_cache_dir
+
 __all__ = [
     "Compiler",
     "NativeUnavailable",
     "build_library",
-    "default_cache_dir",
     "find_compiler",
     "processor_features",
 ]
@@ -43,12 +44,6 @@ class Compiler:
 
     path: str
     version: str
-
-
-def default_cache_dir() -> Path:
-    """`BLOCKYARD_KERNEL_CACHE`, or a folder in the user's cache; CUDA kernels go there too."""
-    configured = os.environ.get("BLOCKYARD_KERNEL_CACHE")
-    return Path(configured) if configured else Path.home() / ".cache" / "blockyard" / "kernels"
 
 
 def processor_features() -> frozenset[str]:
