@@ -92,7 +92,7 @@ class KernelStep:
         batch = self._batch
         single = batch.counts == 1
         if sharing > MOST_SHARING:  # more rows than a decode tile has
-            single = single & (batch.lengths == 0)
+            single = np.zeros_like(single)
         ends = np.cumsum(batch.counts, dtype=np.int32)
         decode = prefill = None
         if single.any():

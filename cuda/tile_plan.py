@@ -77,9 +77,10 @@ def plan_tiles(
     piece = max(_LEAST_PIECE_TOKENS, -(-int(np.ceil(share)) // _TOKENS) * _TOKENS)
     if len(request) * kv_heads >= slots:
         piece = int(span.max(initial=1))
-    pieces = -(-span // piece)
-    piece_tokens = -(-span // pieces // _TOKENS) * _TOKENS
-    pieces = -(-span // piece_tokens)
+    # A row that only fills up the step sees nothing, and still has its output written.
+    pieces = np.maximum(-(-span // piece), 1)
+    piece_tokens = np.maximum(-(-span // pieces // _TOKENS), 1) * _TOKENS
+    pieces = np.maximum(-(-span // piece_tokens), 1)
 
     # Every tile with every KV head, then every piece of each.
     tile = np.repeat(np.arange(len(request)), kv_heads)

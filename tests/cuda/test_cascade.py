@@ -87,8 +87,8 @@ def test_random_steps(
 ) -> None:
     found: list[SharedPrefix] = []
 
-    def find(*arguments: Any) -> list[SharedPrefix]:
-        found[:] = find_shared_prefixes(*arguments, least_saving_tokens=64)
+    def find(tables: Any, lengths: Any, block_size: int) -> list[SharedPrefix]:
+        found[:] = find_shared_prefixes(tables, lengths, block_size, least_saving_tokens=64)
         return found
 
     monkeypatch.setattr(decode, "find_shared_prefixes", find)

@@ -1,0 +1,75 @@
+"""The kernels as a backend: steps of all kinds of requests, beside the torch backend."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from blockyard.cuda.backend import AttentionForm, HeadShape
+from blockyard.cuda.emulator.build import EmulatedLibrary
+from blockyard.cuda.kernel_backend import KernelBackend
+
+CPU = torch.device("cpu")
+BF16 = torch.bfloat16
+SHAPE = HeadShape(8, 2, 64, 16, BF16, BF16)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "form"),
+    [
+        (6, 2, AttentionForm(0.125)),
+        (6, 2, AttentionForm(0.125, window=20, sinks=torch.linspace(-1, 1, 6))),
+        # More query heads for one KV head than a decode tile has rows.
+        pytest.param(20, 1, AttentionForm(0.125), marks=pytest.mark.slow),
+        pytest.param(4, 2, AttentionForm(0.5, soft_cap=3.0), marks=pytest.mark.slow),
+    ],
+)
+def test_mixed_steps(
+    emulated: EmulatedLibrary, make_case: Any, heads: int, kv_heads: int, form: AttentionForm
+) -> None:
+    case = make_case(
+        [40, 1, 0, 33, 70, 5],  # the third only fills up the step
+        [12, 1, 1, 1, 70, 5],
+        heads=heads,
+        kv_heads=kv_heads,
+        form=form,
+    )
+    step = KernelBackend(emulated, CPU, slots=8).begin(case.batch)
+    assert case.worst(step.attend(case.kv, case.queries, case.form)) < 1.6e-2
+    # A layer of the same step whose queries are part of a larger tensor.
+    wide = torch.randn(len(case.queries), heads + 3, 64).to(BF16)[:, :heads]
+    part = replace(case, queries=wide)
+    assert part.worst(step.attend(case.kv, wide, case.form)) < 1.6e-2
+
+
+def test_what_is_written_is_what_is_read(emulated: EmulatedLibrary, make_case: Any) -> None:
+    case = make_case([20, 17], [20, 1])
+    step = KernelBackend(emulated, CPU, slots=8).begin(case.batch)
+    keys, values = torch.randn(2, 21, 2, 64).to(BF16)
+    step.write(case.kv, keys, values)
+    blocks, offsets = case.batch.slots // 16, case.batch.slots % 16
+    assert torch.equal(case.kv.blocks[blocks, 0, :, offsets], keys)
+    assert torch.equal(case.kv.blocks[blocks, 1, :, offsets], values)
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (SHAPE, None),
+        (replace(SHAPE, kv_dtype=torch.float8_e4m3fn), None),
+        (replace(SHAPE, head_dim=16, block_size=5, heads=34), None),
+        (replace(SHAPE, dtype=torch.float32), "bfloat16 and float16"),
+        (replace(SHAPE, kv_dtype=torch.int8), "float8_e4m3fn; asked is torch.int8"),
+        (replace(SHAPE, head_dim=72), "head size is 72"),
+        (replace(SHAPE, head_dim=272), "head size is 272"),
+    ],
+)
+def test_what_there_is_no_kernel_for_is_refused(
+    emulated: EmulatedLibrary, shape: HeadShape, reason: str | None
+) -> None:
+    refusal = KernelBackend(emulated, CPU, slots=8).refusal(shape, AttentionForm(1.0))
+    if reason is None:
+        assert refusal is None
+    else:
+        assert refusal is not None and reason in refusal
