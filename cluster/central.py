@@ -90,6 +90,15 @@ class CentralScheduler:
         """Groups that have joined."""
         return tuple(self._members)
 
+    def num_known_blocks(self) -> int:
+        """Blocks that can be found, in all groups together."""
+        return sum(len(member.prefix) for member in self._members.values())
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What clients call their live requests."""
+        return frozenset(self._names)
+
     async def close(self) -> None:
         """Stop listening and drop every connection.
 

@@ -101,6 +101,7 @@ class ServeConfig:
             max_running=self.max_running,
             max_step_tokens=self.max_step_tokens,
             max_waiting=self.max_waiting,
+            vocab_size=self.model.vocab_size,
             preemption=self.preemption,
         )
 

@@ -7,17 +7,19 @@ and no gRPC.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from blockyard.cluster.books.group_books import GroupBooks
+from blockyard.cluster.books.arrival_log import ArrivalLog
 from blockyard.cluster.engine import Engine, Group
+from blockyard.cluster.engine_books import AskMemory, EngineBooks
 from blockyard.cluster.messages import (
     Abort,
+    ArrivalsAnswer,
+    AskArrivals,
     AskLedger,
     AskYard,
     IngressToEngine,
-    LedgerAnswer,
     Lost,
     Refused,
     Resume,
@@ -32,15 +34,11 @@ from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.rank_facts import GroupFacts
 from blockyard.scheduler.request import RequestRefused, RequestUpdate
 from blockyard.scheduler.scheduler import Scheduler
-from blockyard.workers.config import AllocatorMemory
 
 __all__ = ["EngineServer"]
 
 logger = logging.getLogger(__name__)
 
-AskMemory = Callable[[], Awaitable[tuple[AllocatorMemory | None, ...]]]
-_MEMORY_SECONDS = 2.0
-"""Ranks that say nothing for so long are left out of the answer."""
 _LOST_MESSAGE = "the workers that ran this request were lost; send it again"
 
 
@@ -76,9 +74,8 @@ class EngineServer:
         self._loop_task: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
         self._hanging_up: asyncio.Task[None] | None = None
-        self._facts = facts
-        self._ask_memory = ask_memory
-        self._answering: set[asyncio.Task[None]] = set()
+        self._arrivals = ArrivalLog(scheduler.config.block_size)
+        self._books = EngineBooks(self.engine, self.check, facts, ask_memory)
 
     @classmethod
     async def start(
@@ -121,15 +118,6 @@ class EngineServer:
         """The books as they stand."""
         return self.engine.ledger()
 
-    def books(self, audit: bool = False) -> GroupBooks:
-        """All that is known of the group; with `audit`, after walking every request and block."""
-        return GroupBooks(
-            self.engine.ledger(),
-            self.engine.shadow.reports(),
-            self._facts,
-            audit=self._audit() if audit else None,
-        )
-
     def start_drain(self) -> None:
         """Refuse newcomers; what was admitted goes on to its end."""
         self._draining = True
@@ -141,8 +129,7 @@ class EngineServer:
             await self._listener.close()
         if self._hanging_up is not None:
             await self._hanging_up
-        for task in self._answering:
-            task.cancel()
+        self._books.close()
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
@@ -181,37 +168,12 @@ class EngineServer:
                 reader.connection.post(self._submit(reader, message))
             case Abort(request_id, choice):
                 self._abort(reader, request_id, choice)
-            case AskLedger(ticket, audit, memory) if memory and self._ask_memory is not None:
-                task = asyncio.create_task(
-                    self._answer_with_memory(reader, ticket, audit, self._ask_memory),
-                    name="books-with-memory",
-                )
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
-            case AskLedger(ticket, audit):
-                reader.connection.post(LedgerAnswer(ticket, self.books(audit)))
+            case AskLedger():
+                self._books.answer(reader.connection, message)
+            case AskArrivals(ticket, after):
+                reader.connection.post(ArrivalsAnswer(ticket, self._arrivals.take(after)))
             case AskYard(ticket, max_cells):
                 reader.connection.post(YardAnswer(ticket, self.engine.draw_yard(max_cells)))
-
-    async def _answer_with_memory(
-        self, reader: _Reader, ticket: int, audit: bool, ask_memory: AskMemory
-    ) -> None:
-        try:
-            async with asyncio.timeout(_MEMORY_SECONDS):
-                allocators = await ask_memory()
-        except Exception as error:
-            logger.warning("the ranks do not say what their allocators hold: %r", error)
-            allocators = ()
-        books = replace(self.books(audit), allocators=allocators)
-        reader.connection.post(LedgerAnswer(ticket, books))
-
-    def _audit(self) -> str:
-        try:
-            self.check()
-        except AssertionError as error:
-            logger.error("the books do not add up: %s", error)
-            return str(error) or "the books do not add up"
-        return ""
 
     def _submit(self, reader: _Reader, message: Submit | Resume) -> Submitted | Refused:
         try:
@@ -222,6 +184,7 @@ class EngineServer:
                 self.engine.resume(message.snapshot)
         except RequestRefused as refusal:
             return Refused(message.ticket, refusal.code, refusal.message, refusal.field)
+        self._arrivals.submitted(spec)
         self._owners[spec.request_id] = reader
         reader.request_ids.add(spec.request_id)
         return Submitted(message.ticket, None if spec.sampling.max_tokens else max_tokens)
@@ -231,6 +194,7 @@ class EngineServer:
         reader.outbox.discard(request_id, choice)
         if self._owners.get(request_id) is reader:
             self.engine.abort(request_id, choice)
+            self._arrivals.aborted(request_id, choice)
             self._forget_ended(request_id)
 
     def _forget_ended(self, request_id: str) -> None:
@@ -240,6 +204,7 @@ class EngineServer:
             reader.request_ids.discard(request_id)
 
     def _deliver(self, updates: list[RequestUpdate]) -> None:
+        self._arrivals.stepped(updates)
         for update in updates:
             reader = self._owners.get(update.request_id)
             if reader is not None:

@@ -6,6 +6,8 @@ Knows nothing of devices: how many blocks the pool has is measured elsewhere and
 from dataclasses import dataclass
 from enum import StrEnum
 
+from blockyard.scheduler.block_keys import MAX_TOKEN_ID
+
 __all__ = ["DEFAULT_BLOCK_SIZE", "PreemptionPolicy", "SchedulerConfig"]
 
 DEFAULT_BLOCK_SIZE = 16
@@ -34,6 +36,7 @@ class SchedulerConfig:
         max_step_tokens: most tokens computed in one step, prefill and decode together.
         max_waiting: most requests that may queue before newcomers are refused.
         preemption: what becomes of a preempted request's blocks.
+        vocab_size: token ids are below it; what a model does not know would bring its workers down.
     """
 
     max_context_tokens: int
@@ -42,6 +45,7 @@ class SchedulerConfig:
     max_step_tokens: int = 512
     max_waiting: int = 4096
     preemption: PreemptionPolicy = PreemptionPolicy.AUTO
+    vocab_size: int = MAX_TOKEN_ID + 1
 
     def __post_init__(self) -> None:
         """Refuse limits that could never make progress."""
@@ -51,6 +55,7 @@ class SchedulerConfig:
             "max_running",
             "max_step_tokens",
             "max_waiting",
+            "vocab_size",
         ):
             value = getattr(self, name)
             if value < 1:

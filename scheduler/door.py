@@ -5,10 +5,9 @@ The last token of an answer is sent but never read back, so it needs no slot: a 
 `prompt + max_tokens - 1` slots.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from blockyard.scheduler.block_keys import MAX_TOKEN_ID
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import CostModel
 from blockyard.scheduler.deadline import (
@@ -18,7 +17,7 @@ from blockyard.scheduler.deadline import (
     least_tokens,
 )
 from blockyard.scheduler.request import RefusalCode, Request, RequestRefused, RequestSpec
-from blockyard.scheduler.sampling import InvalidParameter
+from blockyard.scheduler.sampling import InvalidParameter, SamplingParams
 from blockyard.scheduler.snapshot import RequestSnapshot, check_snapshot
 
 __all__ = ["refuse_hopeless", "refuse_now", "refuse_snapshot", "resolve_max_tokens"]
@@ -42,8 +41,9 @@ def resolve_max_tokens(spec: RequestSpec, config: SchedulerConfig, num_blocks: i
     slots = num_blocks * config.block_size
     if prompt == 0:
         raise _invalid("prompt", "the prompt has no tokens; send at least one")
-    if not 0 <= min(spec.prompt_token_ids) <= max(spec.prompt_token_ids) <= MAX_TOKEN_ID:
-        raise _invalid("prompt", f"token ids must be from 0 to {MAX_TOKEN_ID}")
+    if not 0 <= min(spec.prompt_token_ids) <= max(spec.prompt_token_ids) < config.vocab_size:
+        raise _invalid("prompt", f"token ids must be from 0 to {config.vocab_size - 1}")
+    _check_sampled_ids(spec.sampling, config.vocab_size)
     if prompt >= context:
         raise _invalid(
             "prompt",
@@ -148,6 +148,20 @@ def refuse_hopeless(request: Request, tokens_ahead: int, rates: CostModel) -> No
     if verdict.miss is DeadlineMiss.QUEUE:
         raise RequestRefused(RefusalCode.EXHAUSTED, verdict.message)
     raise _invalid("deadline_seconds", verdict.message)
+
+
+def _check_sampled_ids(sampling: SamplingParams, vocab_size: int) -> None:
+    """Refuse token ids that a sampler would look up past the end of its scores."""
+    named: list[tuple[str, Iterable[int]]] = [("stop_token_ids", sampling.stop_token_ids)]
+    if sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words:
+        named += [
+            ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+            ("allowed_token_ids", sampling.allowed_token_ids),
+            ("bad_words", [token_id for word in sampling.bad_words for token_id in word]),
+        ]
+    for name, ids in named:
+        if any(not 0 <= token_id < vocab_size for token_id in ids):
+            raise _invalid(name, f"token ids must be from 0 to {vocab_size - 1}")
 
 
 def _invalid(field: str, message: str) -> RequestRefused:

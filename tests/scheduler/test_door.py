@@ -1,3 +1,6 @@
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from blockyard.scheduler.config import SchedulerConfig
@@ -112,3 +115,23 @@ def test_draining_refuses_newcomers_and_keeps_those_taken() -> None:
         scheduler.submit(spec(0, name="b"), 0.0)
     assert caught.value.code is RefusalCode.INVALID
     assert scheduler.plan(0.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"stop_token_ids": (3, 50)}, "stop_token_ids"),
+        ({"logit_bias": ((50, 1.0),)}, "logit_bias"),
+        ({"allowed_token_ids": (1, 51)}, "allowed_token_ids"),
+        ({"bad_words": ((1, 2), (3, 50))}, "bad_words"),
+        ({}, "prompt"),
+    ],
+)
+def test_o23_token_ids_past_the_vocabulary_are_refused(options: dict[str, Any], field: str) -> None:
+    known = replace(config(), vocab_size=50)
+    prompt = (49, 50) if field == "prompt" else (49, 0)
+    asked = RequestSpec("r", prompt, SamplingParams(max_tokens=5, **options))
+    with pytest.raises(RequestRefused, match="from 0 to 49") as refused:
+        resolve_max_tokens(asked, known, LARGE)
+    assert (refused.value.code, refused.value.field) == (RefusalCode.INVALID, field)
+    assert resolve_max_tokens(asked, replace(known, vocab_size=52), LARGE) == 5

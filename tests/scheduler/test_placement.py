@@ -10,6 +10,7 @@ def group(
     waiting: int = 0,
     parked: int = 0,
     bound_tokens: int = 0,
+    known: int = 0,
 ) -> Candidate:
     ledger = GroupLedger(
         blocks=BlockCounts(
@@ -22,7 +23,7 @@ def group(
         preemptions=0,
         stalled_steps=0,
     )
-    return Candidate(group_id, ledger, bound_tokens)
+    return Candidate(group_id, ledger, bound_tokens, known)
 
 
 def test_without_groups_there_is_no_choice() -> None:
@@ -60,3 +61,20 @@ def test_what_was_bound_since_the_last_books_counts_as_taken() -> None:
     assert choose_group([group("a", free=10, bound_tokens=1), group("b", free=10)], 4) == "b"
     # Rounded up: one token takes a block.
     assert choose_group([group("a", free=10, bound_tokens=5), group("b", free=9)], 4) == "b"
+
+
+def test_the_longest_known_prefix_wins_among_equals() -> None:
+    equals = [group("a", known=2), group("b", known=5), group("c")]
+    assert choose_group(equals, 40) == "b"
+
+
+def test_a_prefix_is_worth_the_blocks_that_it_saves() -> None:
+    # 5 known blocks make up for 5 that are taken, not for more.
+    assert choose_group([group("a", free=20), group("b", free=16, known=5)], 40) == "b"
+    assert choose_group([group("a", free=20), group("b", free=14, known=5)], 40) == "a"
+    # Nobody waits in a queue for it.
+    assert choose_group([group("a", free=20), group("b", free=20, known=9, waiting=1)], 40) == "a"
+
+
+def test_known_blocks_need_not_be_free() -> None:
+    assert choose_group([group("a", free=9), group("b", free=2, known=8)], 40) == "b"

@@ -19,6 +19,7 @@ from blockyard.cluster.messages import (
     Unbound,
 )
 from blockyard.cluster.wire import Codec, Connection, connect
+from blockyard.scheduler.block_keys import NO_EXTRAS, block_keys
 from blockyard.scheduler.ledger import BlockCounts, GroupLedger, RequestCounts, SlotCounts
 from blockyard.scheduler.request import RefusalCode
 from blockyard.workers.description import ModelDescription
@@ -67,9 +68,14 @@ class World:
         return engine
 
     async def bind(
-        self, ingress: Connection[Drain | ToIngress], tokens: int = 4, model: str = "small"
+        self,
+        ingress: Connection[Drain | ToIngress],
+        tokens: int = 4,
+        model: str = "small",
+        keys: tuple[bytes, ...] = (),
+        block_size: int = 4,
     ) -> Bound | Unbound:
-        ingress.post(Bind(7, model, tokens))
+        ingress.post(Bind(7, model, tokens, keys, block_size))
         answer = await ingress.receive()
         assert isinstance(answer, Bound | Unbound) and answer.ticket == 7
         return answer
@@ -176,6 +182,34 @@ async def test_what_is_bound_counts_until_new_books_come(world: World) -> None:
     first.post(LedgerPush(books(free=10), False))  # it has ended meanwhile
     while await world.bind(ingress, tokens=0) != Bound(7, "a"):
         pass
+
+
+async def test_a_request_goes_where_most_of_its_prefix_is_known(world: World) -> None:
+    keys = block_keys(tuple(range(32)), 4, NO_EXTRAS)
+    first = await world.join("a", books(free=20))
+    second = await world.join("b", books(free=20))
+    ingress = await world.dial()
+    first.post(LedgerPush(books(free=20), False, (), keys[:2]))
+    second.post(LedgerPush(books(free=20), False, (), keys[:6]))
+    while await world.bind(ingress, tokens=0, keys=keys) != Bound(7, "b"):
+        pass
+    # Keys of blocks of another size say nothing.
+    assert await world.bind(ingress, tokens=0, keys=keys, block_size=8) == Bound(7, "a")
+    second.post(LedgerPush(books(free=20), False, keys[1:6]))
+    while await world.bind(ingress, tokens=0, keys=keys) != Bound(7, "a"):
+        pass
+    # Only what is not known counts as bound: 32 tokens less 2 blocks take 6 of 20 blocks.
+    assert await world.bind(ingress, tokens=32, keys=keys) == Bound(7, "a")
+    assert await world.bind(ingress, tokens=0) == Bound(7, "b")
+
+
+async def test_an_engine_that_joins_tells_what_can_be_found_there(world: World) -> None:
+    keys = block_keys(tuple(range(32)), 4, NO_EXTRAS)
+    await world.join("a", books(free=20))
+    engine = await world.dial()
+    engine.post(Join(identity("b"), books(free=20), False, keys))
+    await world.until_groups("a", "b")
+    assert await world.bind(await world.dial(), keys=keys) == Bound(7, "b")
 
 
 async def test_what_was_bound_and_never_arrived_is_forgotten(world: World) -> None:
