@@ -4,17 +4,18 @@ The API side (validation, text, gRPC, HTTP) knows only these protocols. The real
 engines over the wire; tests put an engine in the same process behind it.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.scheduler.yard_map import YardMap
 from blockyard.workers.description import ModelDescription
 
-__all__ = ["Dispatcher", "GroupReport", "GroupYard", "TokenStream"]
+__all__ = ["ArrivalSource", "Dispatcher", "GroupReport", "GroupYard", "TokenStream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,10 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupYard:
-    """One group's books and a picture of its pool, taken one after the other."""
+    """One group's books and, if it was asked for, a picture of its pool, taken right after."""
 
     report: GroupReport
-    yard: YardMap
+    yard: YardMap | None
 
 
 class TokenStream(Protocol):
@@ -58,6 +59,15 @@ class TokenStream(Protocol):
 
         Safe in any state, safe to call twice.
         """
+        ...
+
+
+@runtime_checkable
+class ArrivalSource(Protocol):
+    """A dispatcher whose engines tell what they were asked for."""
+
+    async def arrivals(self, after: Mapping[str, int]) -> dict[str, ArrivalBatch]:
+        """Requests that have ended in each group since a number, by group id."""
         ...
 
 

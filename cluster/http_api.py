@@ -6,7 +6,7 @@ aborted at once, streaming or not. Knows no server. Units: bytes, seconds.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.http.chat_answer import ChatChunks, chat_completion
@@ -46,13 +46,14 @@ Events = AsyncGenerator[bytes, None]
 
 
 class HttpApi:
-    """The routes; `app` is an ASGI application."""
+    """The routes, and those of `pages` for people; `app` is an ASGI application."""
 
     def __init__(
         self,
         dispatcher: Dispatcher,
         tokenizers: Mapping[str, ModelTokenizer],
         clock: Callable[[], float] = time.time,
+        pages: Sequence[BaseRoute] = (),
     ) -> None:
         self._service = GenerationService(dispatcher, tokenizers)
         self._tokens = TokenService(dispatcher, tokenizers)
@@ -70,7 +71,10 @@ class HttpApi:
             ("GET", "/metrics", server.metrics),
         ]
         self.app = Starlette(
-            routes=[Route(path, _guarded(handler), methods=[how]) for how, path, handler in routes],
+            routes=[
+                *(Route(path, _guarded(handler), methods=[how]) for how, path, handler in routes),
+                *pages,
+            ],
             exception_handlers={HTTPException: _no_such_route},
         )
 

@@ -6,9 +6,10 @@ Binds to this machine only unless told otherwise. Knows nothing of engines. Unit
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import uvicorn
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from blockyard.cluster.dispatch import Dispatcher
@@ -24,8 +25,13 @@ _KEEP_ALIVE_SECONDS = 75
 class HttpFront:
     """The server's life: start, then stop with time for calls to end."""
 
-    def __init__(self, dispatcher: Dispatcher, tokenizers: Mapping[str, ModelTokenizer]) -> None:
-        self._api = HttpApi(dispatcher, tokenizers)
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        tokenizers: Mapping[str, ModelTokenizer],
+        pages: Sequence[BaseRoute] = (),
+    ) -> None:
+        self._api = HttpApi(dispatcher, tokenizers, pages=pages)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 

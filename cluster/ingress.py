@@ -8,11 +8,12 @@ and no Ray: how to find the central scheduler is passed in. Units: seconds.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from blockyard.cluster.binder import CentralBinder
+from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.dispatch import GroupReport, GroupYard, TokenStream
 from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.group_links import GroupLinks
@@ -135,6 +136,15 @@ class ClusterDispatcher:
             lambda group: self._yard(group, max_cells if group.group_id == drawn else 0)
         )
         return tuple(sorted(yards, key=lambda yard: order.index(yard.report.group_id)))
+
+    async def arrivals(self, after: Mapping[str, int]) -> dict[str, ArrivalBatch]:
+        """Requests that have ended in each group, by its id; see `ArrivalLog.take`."""
+
+        async def ask(group: GroupIdentity) -> tuple[str, ArrivalBatch]:
+            link = await self._groups.link(group.group_id)
+            return group.group_id, await link.arrivals(after.get(group.group_id, 0))
+
+        return dict(await self._of_every_group(ask))
 
     async def _of_every_group(
         self, ask: Callable[[GroupIdentity], Awaitable[Answer]]

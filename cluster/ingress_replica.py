@@ -16,6 +16,8 @@ from google.protobuf.message import Message
 from blockyard.cluster.actors import locate_central
 from blockyard.cluster.books.metrics_endpoint import MetricsEndpoint
 from blockyard.cluster.config import ServeConfig
+from blockyard.cluster.dashboard.yard_feed import YardFeed
+from blockyard.cluster.dashboard.yard_routes import yard_routes
 from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.grpc_front import GrpcFront
 from blockyard.cluster.grpc_status import SettableContext, set_status
@@ -59,7 +61,8 @@ class IngressReplica:
         self._front = GrpcFront(self._dispatcher, tokenizers)
         port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}")
         logger.info("the ingress listens on port %d", port)
-        self._http = HttpFront(self._dispatcher, tokenizers)
+        self._yard = YardFeed(self._dispatcher)
+        self._http = HttpFront(self._dispatcher, tokenizers, yard_routes(self._yard))
         if config.http_port is not None:
             await self._http.start(config.http_host, config.http_port)
         if config.metrics_port is not None:
@@ -90,6 +93,10 @@ class IngressReplica:
     async def GetLedger(self, request: Any, grpc_context: SettableContext) -> Any:
         """`blockyard.v1.Cluster.GetLedger` behind Serve's proxy."""
         return await _answer(self._cluster.get_ledger(request), grpc_context)
+
+    async def GetArrivals(self, request: Any, grpc_context: SettableContext) -> Any:
+        """`blockyard.v1.Cluster.GetArrivals` behind Serve's proxy."""
+        return await _answer(self._cluster.get_arrivals(request), grpc_context)
 
     async def WatchLedger(self, request: Any, grpc_context: SettableContext) -> AsyncIterator[Any]:
         """`blockyard.v1.Cluster.WatchLedger` behind Serve's proxy."""
@@ -128,6 +135,7 @@ class IngressReplica:
         if front is None:
             return
         self._cluster.end_watches()
+        self._yard.end()
         grace_seconds = self._config.drain_seconds
         await asyncio.gather(front.stop(grace_seconds), self._http.stop(grace_seconds))
         if self._metrics is not None:

@@ -22,7 +22,15 @@ __all__ = ["build", "served_models"]
 
 _OWN_OF_A_MODEL = frozenset(
     {
-        *("device", "dtype", "block_size", "num_blocks", "num_host_blocks", "kv_memory_bytes"),
+        *(
+            "device",
+            "dtype",
+            "weights",
+            "block_size",
+            "num_blocks",
+            "num_host_blocks",
+            "kv_memory_bytes",
+        ),
         *("threads", "max_running", "max_step_tokens", "max_waiting", "preemption"),
         *("num_groups", "num_ranks", "stall_seconds", "group_resource"),
     }

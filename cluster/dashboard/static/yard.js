@@ -1,0 +1,95 @@
+// The page's one loop: news comes, the parts draw what changed. Units: as in the news.
+
+import { Chart } from "./chart.js";
+import { BlockMap } from "./map.js";
+import { Preemptions, showRequests } from "./requests.js";
+import { listenToForm } from "./ask.js";
+
+const byId = (id) => document.getElementById(id);
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const count = (value) => value.toLocaleString("en");
+
+const map = new BlockMap(byId("map"), byId("map-cell"), byId("map-scale"));
+const blocksChart = new Chart(byId("blocks-chart"), byId("blocks-legend"));
+const contiguousChart = new Chart(byId("contiguous-chart"), byId("contiguous-legend"));
+const preemptions = new Preemptions(byId("preemptions"), byId("preemption-counts"));
+
+let source = null;
+let shown = "";
+let listed = "";
+let pending = null;
+
+function connect(group) {
+  source?.close();
+  shown = group;
+  source = new EventSource(`news?group=${encodeURIComponent(group)}`);
+  source.onmessage = (event) => {
+    // Drawn with the next frame; news that come faster than frames are drawn once.
+    if (pending === null) requestAnimationFrame(() => { const text = pending; pending = null; show(JSON.parse(text)); });
+    pending = event.data;
+  };
+  source.onopen = () => setLink("live", false);
+  source.onerror = () => setLink("the server does not answer; trying again …", true);
+}
+
+function setLink(text, lost) {
+  const link = byId("link");
+  if (link.textContent !== text) link.textContent = text;
+  link.classList.toggle("lost", lost);
+}
+
+function show(news) {
+  listGroups(news.groups);
+  const group = news.groups.find((each) => each.yard) ?? null;
+  if (group === null) { setLink("no group is up", true); return; }
+  setLink("live", false);
+  if (group.id !== shown) {
+    shown = group.id;
+    byId("group").value = group.id;
+    for (const part of [blocksChart, contiguousChart, preemptions]) part.clear();
+  }
+  showFigures(group);
+  map.show(group);
+  blocksChart.add(news.time, group.shares);
+  const reserving = group.contiguous.find((each) => each.policy === "max_seq_len");
+  if (reserving) contiguousChart.add(news.time, reserving.shares);
+  showRequests(byId("requests"), byId("more"), group);
+  preemptions.show(news.time, group);
+  document.body.dataset.step = group.step;
+}
+
+function listGroups(groups) {
+  const names = groups.map((group) => group.id).join();
+  if (names === listed) return;
+  listed = names;
+  byId("group").replaceChildren(
+    ...groups.map((group) => new Option(`${group.model} · ${group.id} · ${group.device}`, group.id, false, group.id === shown)),
+  );
+}
+
+function showFigures(group) {
+  const { blocks, requests, shares } = group;
+  const reserving = group.contiguous.find((each) => each.policy === "max_seq_len");
+  const figures = [
+    [count(requests.running), "running"],
+    [count(requests.waiting + requests.parked), "waiting"],
+    [`${count(blocks.active)} / ${count(blocks.total)}`, "blocks active"],
+    [percent(shares.tokens), "of memory holds tokens"],
+    ...(reserving ? [[percent(reserving.shares.tokens), "in contiguous memory"]] : []),
+    [count(group.step), "steps"],
+  ];
+  byId("figures").replaceChildren(...figures.map(([value, name]) => {
+    const figure = document.createElement("div");
+    figure.className = "figure";
+    const strong = document.createElement("b");
+    strong.textContent = value;
+    const label = document.createElement("span");
+    label.textContent = name;
+    figure.append(strong, label);
+    return figure;
+  }));
+}
+
+byId("group").addEventListener("change", (event) => connect(event.target.value));
+listenToForm(byId("ask"), byId("answer"), byId("stop"));
+connect("");

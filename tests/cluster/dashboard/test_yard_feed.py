@@ -1,0 +1,123 @@
+"""What the page is told, and how often somebody looks for it."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+
+from blockyard.cluster.books.group_books import GroupBooks
+from blockyard.cluster.dashboard.yard_feed import MAX_CELLS, YardFeed, yard_json
+from blockyard.cluster.dispatch import GroupReport, GroupYard
+from blockyard.scheduler.config import SchedulerConfig
+from blockyard.scheduler.request import RequestSpec
+from blockyard.scheduler.sampling import SamplingParams
+from blockyard.scheduler.scheduler import Scheduler
+from blockyard.scheduler.yard_drawing import draw_yard
+
+CONFIG = SchedulerConfig(
+    max_context_tokens=100, block_size=4, max_running=4, max_step_tokens=16, max_waiting=9
+)
+
+
+class Source:
+    """One group that counts how often it is looked at, and lets time pass while it is."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(CONFIG, 10)
+        self.asked: list[tuple[str, int]] = []
+        self.now = 100.0
+        self.takes = 0.0
+
+    async def yards(self, group_id: str, max_cells: int) -> tuple[GroupYard, ...]:
+        self.asked.append((group_id, max_cells))
+        self.now += self.takes
+        books = GroupBooks(self.scheduler.ledger())
+        report = GroupReport("group-1", "m", "cpu", "float32", books)
+        return (GroupYard(report, draw_yard(self.scheduler, max_cells)),)
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def make_feed(source: Source) -> Callable[[float], YardFeed]:
+    return lambda interval: YardFeed(source, interval, lambda: source.now)
+
+
+async def test_it_says_where_blocks_are_and_who_holds_them(source: Source) -> None:
+    source.scheduler.submit(RequestSpec("a", (1, 2, 3, 4, 5), SamplingParams(max_tokens=9)), 0.0)
+    source.scheduler.plan(0.0)
+    told = json.loads(yard_json(await source.yards("", 10), 12.5))
+    assert told["time"] == 12.5
+    [group] = told["groups"]
+    assert (group["id"], group["model"], group["block_size"]) == ("group-1", "m", 4)
+    assert group["blocks"] == {"total": 10, "free": 8, "cached": 0, "active": 2, "fenced": 0}
+    assert group["requests"] == {"running": 1, "waiting": 0, "parked": 0}
+    assert group["shares"]["reservation"] == 5 / 40
+    assert group["shares"]["internal"] == 3 / 40
+    [request] = group["yard"]["requests"]
+    assert (request["request_id"], request["state"], request["num_blocks"]) == ("a", "running", 2)
+    assert group["yard"]["num_blocks"] == 10
+
+
+async def test_watchers_of_one_group_share_a_look(
+    source: Source, make_feed: Callable[[float], YardFeed]
+) -> None:
+    feed = make_feed(60.0)
+    watches = [feed.watch("group-1") for _ in range(3)]
+    news = [await anext(watch) for watch in watches]
+    assert len(set(news)) == 1
+    assert source.asked == [("group-1", MAX_CELLS)]
+    assert await anext(feed.watch("other"))
+    assert len(source.asked) == 2
+    for watch in watches:
+        await watch.aclose()
+
+
+async def test_a_look_is_taken_anew_after_the_interval_and_not_before(
+    source: Source, make_feed: Callable[[float], YardFeed]
+) -> None:
+    feed = make_feed(60.0)
+    for elapsed, looks in ((0.0, 1), (59.0, 1), (1.0, 2)):
+        source.now += elapsed
+        await anext(feed.watch(""))
+        assert len(source.asked) == looks
+
+
+async def test_what_takes_long_is_looked_at_less_often(
+    source: Source, make_feed: Callable[[float], YardFeed]
+) -> None:
+    source.takes = 10.0
+    feed = make_feed(1.0)
+    for elapsed, looks in ((0.0, 1), (199.0, 1), (1.0, 2)):
+        source.now += elapsed
+        await anext(feed.watch(""))
+        assert len(source.asked) == looks
+
+
+async def test_ending_ends_every_watch(make_feed: Callable[[float], YardFeed]) -> None:
+    feed = make_feed(3600.0)
+
+    async def follow() -> int:
+        return len([news async for news in feed.watch("")])
+
+    watching = [asyncio.create_task(follow()) for _ in range(2)]
+    while any(not task.done() and feed._looks.get("") is None for task in watching):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    feed.end()
+    async with asyncio.timeout(60):
+        assert await asyncio.gather(*watching) in ([1, 1], [0, 1], [1, 0], [0, 0])
+
+
+async def test_nobody_watching_means_nobody_looking(source: Source) -> None:
+    YardFeed(source)
+    await asyncio.sleep(0)
+    assert source.asked == []
+
+
+def test_no_group_is_no_failure() -> None:
+    assert json.loads(yard_json((), 1.0)) == {"time": 1.0, "groups": []}
