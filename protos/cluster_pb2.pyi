@@ -20,6 +20,54 @@ class WatchLedgerRequest(_message.Message):
     heartbeat_seconds: float
     def __init__(self, interval_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
 
+class GetArrivalsRequest(_message.Message):
+    __slots__ = ("after", "salt")
+    class AfterEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    after: _containers.ScalarMap[str, int]
+    salt: bytes
+    def __init__(self, after: _Optional[_Mapping[str, int]] = ..., salt: _Optional[bytes] = ...) -> None: ...
+
+class ArrivalsResponse(_message.Message):
+    __slots__ = ("arrivals", "next", "missed")
+    class NextEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    arrivals: _containers.RepeatedCompositeFieldContainer[Arrival]
+    next: _containers.ScalarMap[str, int]
+    missed: int
+    def __init__(self, arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ..., next: _Optional[_Mapping[str, int]] = ..., missed: _Optional[int] = ...) -> None: ...
+
+class Arrival(_message.Message):
+    __slots__ = ("arrived_at", "prompt_tokens", "output_tokens", "tenant_hash", "prefix_ids", "piece_tokens")
+    ARRIVED_AT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_HASH_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_IDS_FIELD_NUMBER: _ClassVar[int]
+    PIECE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    arrived_at: float
+    prompt_tokens: int
+    output_tokens: int
+    tenant_hash: str
+    prefix_ids: _containers.RepeatedScalarFieldContainer[int]
+    piece_tokens: int
+    def __init__(self, arrived_at: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., tenant_hash: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., piece_tokens: _Optional[int] = ...) -> None: ...
+
 class LedgerResponse(_message.Message):
     __slots__ = ("groups",)
     GROUPS_FIELD_NUMBER: _ClassVar[int]

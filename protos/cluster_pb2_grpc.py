@@ -44,6 +44,11 @@ class ClusterStub:
                 request_serializer=blockyard_dot_protos_dot_cluster__pb2.WatchLedgerRequest.SerializeToString,
                 response_deserializer=blockyard_dot_protos_dot_cluster__pb2.LedgerResponse.FromString,
                 _registered_method=True)
+        self.GetArrivals = channel.unary_unary(
+                '/blockyard.v1.Cluster/GetArrivals',
+                request_serializer=blockyard_dot_protos_dot_cluster__pb2.GetArrivalsRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_cluster__pb2.ArrivalsResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/blockyard.v1.Cluster/GetModel',
                 request_serializer=blockyard_dot_protos_dot_cluster__pb2.GetModelRequest.SerializeToString,
@@ -68,6 +73,14 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetArrivals(self, request, context):
+        """What the cluster was asked for, without any text: for recorders, which ask again and again.
+        UNAVAILABLE where no engines are behind the server that could tell.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModel(self, request, context):
         """Facts of one model. NOT_FOUND when it is not served.
         """
@@ -87,6 +100,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.WatchLedger,
                     request_deserializer=blockyard_dot_protos_dot_cluster__pb2.WatchLedgerRequest.FromString,
                     response_serializer=blockyard_dot_protos_dot_cluster__pb2.LedgerResponse.SerializeToString,
+            ),
+            'GetArrivals': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetArrivals,
+                    request_deserializer=blockyard_dot_protos_dot_cluster__pb2.GetArrivalsRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_cluster__pb2.ArrivalsResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
@@ -148,6 +166,33 @@ class Cluster:
             '/blockyard.v1.Cluster/WatchLedger',
             blockyard_dot_protos_dot_cluster__pb2.WatchLedgerRequest.SerializeToString,
             blockyard_dot_protos_dot_cluster__pb2.LedgerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetArrivals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.v1.Cluster/GetArrivals',
+            blockyard_dot_protos_dot_cluster__pb2.GetArrivalsRequest.SerializeToString,
+            blockyard_dot_protos_dot_cluster__pb2.ArrivalsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -78,6 +78,7 @@ class SamplingParams:
         logprobs: how many likeliest tokens to tell with each token's own log probability; None
             tells none.
         prompt_logprobs: the same for the tokens of the prompt.
+        grammar: what the answer must keep to, as llguidance writes it; empty means anything.
     """
 
     max_tokens: int | None = None
@@ -98,6 +99,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: str = ""
 
     @property
     def greedy(self) -> bool:
@@ -116,7 +118,11 @@ class SamplingParams:
     @property
     def reads_history(self) -> bool:
         """Whether workers need the tokens themselves, not only their KV."""
-        return self.penalised or bool(self.bad_words) or self.prompt_logprobs is not None
+        return (
+            self.penalised
+            or bool(self.bad_words or self.grammar)
+            or self.prompt_logprobs is not None
+        )
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, naming the field."""

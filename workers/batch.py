@@ -5,6 +5,7 @@ tokens are written. Runs no model. Units: tokens, block ids; slot = block id * b
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,8 @@ import torch
 from blockyard.cuda.backend import AttentionBatch
 from blockyard.scheduler.plan import Admission, BlockGrant, Fork, Replacement, StepPlan
 from blockyard.scheduler.sampling import SamplingParams
-from blockyard.workers.batch_parts import PromptRow, RuleTokens
+from blockyard.workers.batch_parts import PromptRow, RuleTokens, rule_tokens
+from blockyard.workers.grammar import GrammarCompiler
 from blockyard.workers.logit_rules import LogitRules, rules_for
 from blockyard.workers.sampler import SampleRow
 
@@ -108,15 +110,24 @@ class BatchBuilder:
         block_size: token slots in a block.
         vocab_size: every token id is below it.
         device: where the tensors go.
+        grammars: for requests whose answers must keep to one.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, vocab_size: int, device: torch.device
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._device = device
+        self._make_rules = partial(
+            rules_for, vocabulary=vocab_size, device=device, grammars=grammars
+        )
         self._handles: dict[int, _HandleState] = {}
         self._last_step = 0
 
@@ -148,7 +159,7 @@ class BatchBuilder:
         self._handles[admission.handle] = _HandleState(
             sampling,
             admission.prompt_tokens,
-            rules_for(sampling, admission.prompt_tokens, known, self._vocab_size, self._device),
+            self._make_rules(sampling, admission.prompt_tokens, known),
             known[: admission.prompt_tokens] if sampling.prompt_logprobs is not None else (),
         )
 
@@ -226,12 +237,8 @@ class BatchBuilder:
                 *(fork.handle for fork in plan.forks),
             ),
             sample_logits=self._tensor(np.array(origins, dtype=np.int64)) if children else None,
-            rule_tokens=tuple(
-                RuleTokens(state.rules, start, begin, begin + count)
-                for state, start, begin, count in zip(
-                    states, plan.starts, plan.offsets, plan.counts, strict=True
-                )
-                if state.rules is not None
+            rule_tokens=rule_tokens(
+                plan, [state.rules for state in states], [child.rules for child in children]
             ),
             prompt_rows=prompt_rows,
         )

@@ -1,8 +1,8 @@
 """What one request changes in its scores before a token is chosen, and the tokens it goes by.
 
-Made once for a handle and kept on the device. In order: logit bias, allowed tokens, bad words;
-then, in `penalise`, repetition, frequency and presence penalties over many rows at once. Knows
-the tokens so far as far as rules need them, because KV alone does not tell. Units: token ids.
+Made once for a handle and kept on the device. In order: logit bias, allowed tokens, bad words,
+grammar; then, in `penalise`, repetition, frequency and presence penalties over many rows at once.
+Knows the tokens so far as far as rules need them, because KV alone does not tell. Units: token ids.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from blockyard.scheduler.sampling import MAX_BAD_WORD_TOKENS, SamplingParams
+from blockyard.workers.grammar import GrammarCompiler, GrammarState
 
 __all__ = ["LogitRules", "penalise", "rules_for"]
 
@@ -26,6 +27,7 @@ class LogitRules:
         known: tokens so far, prompt first; more come by `record`.
         vocabulary: width of the scores.
         device: where the scores are.
+        grammar: what the answer must keep to, after the tokens known.
     """
 
     def __init__(
@@ -35,7 +37,9 @@ class LogitRules:
         known: Sequence[int],
         vocabulary: int,
         device: torch.device,
+        grammar: GrammarState | None = None,
     ) -> None:
+        self._grammar = grammar
         self.sampling = sampling
         self._device = device
         self._num_known = len(known)
@@ -66,14 +70,22 @@ class LogitRules:
         if not len(fresh):
             return
         self._num_known = position + len(token_ids)
+        if self._grammar is not None:
+            self._grammar.record(fresh.tolist())
         if self.sampling.penalised:
             self._count(fresh)
         if self._words is not None:
             self._tail = torch.cat((self._tail, fresh))[-MAX_BAD_WORD_TOKENS:]
 
+    def prepare(self) -> None:
+        """Begin what takes time and needs no scores; after `record`, before the model runs."""
+        if self._grammar is not None:
+            self._grammar.prepare()
+
     def child(self, sampling: SamplingParams) -> "LogitRules":
         """The rules of a fork, with the same tokens so far."""
-        twin = LogitRules(sampling, 0, (), len(self.produced), self._device)
+        grammar = self._grammar.copy() if self._grammar is not None else None
+        twin = LogitRules(sampling, 0, (), len(self.produced), self._device, grammar)
         twin._num_known, twin._tail = self._num_known, self._tail
         twin.in_prompt, twin.produced = self.in_prompt, self.produced.clone()
         return twin
@@ -92,6 +104,8 @@ class LogitRules:
             said = ((begins == self._tail) | (begins == _ANY_TOKEN)).all(dim=-1)
             # Not by index: which words were said is known on the device alone.
             scores.scatter_add_(0, last, torch.where(said, float("-inf"), 0.0))
+        if self._grammar is not None:
+            self._grammar.apply(scores)
 
     def _count(self, token_ids: torch.Tensor) -> None:
         # Whole numbers: their sum is exact in any order.
@@ -115,6 +129,7 @@ def rules_for(
     known: Sequence[int],
     vocabulary: int,
     device: torch.device,
+    grammars: GrammarCompiler | None = None,
 ) -> LogitRules | None:
     """The rules of a handle; None when nothing changes its scores."""
     if not (
@@ -122,9 +137,13 @@ def rules_for(
         or sampling.logit_bias
         or sampling.allowed_token_ids
         or sampling.bad_words
+        or sampling.grammar
     ):
         return None
-    return LogitRules(sampling, prompt_tokens, known, vocabulary, device)
+    grammar = None
+    if sampling.grammar and grammars is not None:
+        grammar = grammars.begin(sampling.grammar, known[prompt_tokens:])
+    return LogitRules(sampling, prompt_tokens, known, vocabulary, device, grammar)
 
 
 def penalise(scores: torch.Tensor, rules: Sequence[LogitRules]) -> torch.Tensor:

@@ -22,6 +22,7 @@ from blockyard.workers.collectives import Communicator
 from blockyard.workers.config import Executor, WorkerConfig, WorkerKind, WorkerProfile
 from blockyard.workers.contract import UnsupportedModel
 from blockyard.workers.description import describe_model
+from blockyard.workers.grammar import grammars_of
 from blockyard.workers.kv_cache import KVCache, KVGeometry
 from blockyard.workers.memory import count_blocks, count_host_blocks, measure_peak
 from blockyard.workers.model import DecoderModel
@@ -119,7 +120,11 @@ class ModelWorker:
             raise RuntimeError("the pool was made before; it is made once")
         self._cache = KVCache(self._geometry(model), num_blocks, self._device, num_host_blocks)
         self._batches = BatchBuilder(
-            num_blocks, self._config.block_size, model.vocab_size, self._device
+            num_blocks,
+            self._config.block_size,
+            model.vocab_size,
+            self._device,
+            grammars_of(Path(self._config.model_dir), model.vocab_size),
         )
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -149,6 +154,7 @@ class ModelWorker:
         """Run the model and sample; `result` with what came out."""
         for known in batch.rule_tokens:
             known.rules.record(known.position, batch.input_ids[known.begin : known.end])
+            known.rules.prepare()
         attention = CachedAttention(cache, self._backend.begin(batch.attention))
         logits = model.forward(batch.input_ids, batch.positions, batch.sample_tokens, attention)
         if self._communicator.rank:

@@ -115,11 +115,6 @@ def _check_top_logprobs(top_logprobs: int | None) -> None:
 
 def _refuse_not_served(fields: JsonFields) -> None:
     """Take what says nothing beyond the defaults, refuse what would have to be ignored."""
-    response_format = fields.take("response_format")
-    if response_format is not None:
-        kind = JsonFields(response_format, "response_format").text("type")
-        if kind != "text":
-            raise invalid("response_format.type", f"is {kind!r}; only `text` is served")
     if fields.objects("tools"):
         raise invalid("tools", "are not served; leave them out")
     if (choice := fields.take("tool_choice")) not in (None, "none", "auto"):

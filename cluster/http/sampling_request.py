@@ -7,6 +7,7 @@ Besides OpenAI's own these are the extensions that clients of other servers know
 import re
 
 from blockyard.cluster.http.json_fields import JsonFields
+from blockyard.cluster.http.structure_request import read_structure
 from blockyard.cluster.request.limits import invalid
 from blockyard.protos import generation_pb2 as pb
 
@@ -57,6 +58,7 @@ def read_sampling(fields: JsonFields, sampling: pb.SamplingParameters) -> None:
     sampling.stop_token_ids.extend(fields.token_ids("stop_token_ids"))
     sampling.allowed_token_ids.extend(fields.token_ids("allowed_token_ids"))
     _read_bias(fields, sampling)
+    read_structure(fields, sampling)
 
 
 def _read_bias(fields: JsonFields, sampling: pb.SamplingParameters) -> None:

@@ -36,9 +36,12 @@ def check_served(sampling: pb.SamplingParameters) -> None:
 
 
 def resolve_sampling(
-    sampling: pb.SamplingParameters, model: ModelDescription, tokenizer: ModelTokenizer
+    sampling: pb.SamplingParameters,
+    model: ModelDescription,
+    tokenizer: ModelTokenizer,
+    grammar: str = "",
 ) -> SamplingParams:
-    """The parameters that an engine gets.
+    """The parameters that an engine gets; `grammar` is that of the structure asked for.
 
     Raises:
         ApiError: INVALID_ARGUMENT naming the field.
@@ -65,6 +68,7 @@ def resolve_sampling(
             prompt_logprobs=(
                 sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None
             ),
+            grammar=grammar,
             temperature=_number(sampling, "temperature", 1.0),
             top_p=_number(sampling, "top_p", 1.0),
             min_p=_number(sampling, "min_p", 0.0),

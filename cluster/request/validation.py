@@ -20,6 +20,7 @@ from blockyard.cluster.request.limits import (
     invalid,
 )
 from blockyard.cluster.request.sampling_fields import check_served, resolve_sampling
+from blockyard.cluster.request.structure_fields import resolve_structure
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.request import RequestSpec
@@ -84,7 +85,8 @@ async def prepare_request(
     check_served(request.sampling)
     check_stops(request.sampling.stop)
     # Parameters are checked before the prompt: they cost nothing, tokenising may.
-    sampling = resolve_sampling(request.sampling, model, tokenizer)
+    grammar = await resolve_structure(request.sampling)
+    sampling = resolve_sampling(request.sampling, model, tokenizer, grammar)
     field, prompt = await prompt_tokens(request, model, tokenizer)
     _check_fit(field, len(prompt), sampling, model.context_tokens)
     # Ids of our own keep requests apart whatever names clients choose.

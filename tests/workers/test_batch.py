@@ -231,3 +231,21 @@ def test_prompt_rows_score_the_tokens_that_follow() -> None:
     (row,) = batch.prompt_rows
     assert (row.position, row.token_ids) == (7, prompt[7:]), "the answer is no part of the prompt"
     assert batch.sample_tokens.tolist() == [0, 3, 1]
+
+
+def test_a_forks_rules_are_told_what_its_parents_computed_in_the_step() -> None:
+    sampling = SamplingParams(frequency_penalty=1.0)
+    admitted = (Admission(7, sampling, 2, (10, 11)), FIRST.admitted[1])
+    plan = replace(
+        FIRST,
+        admitted=admitted,
+        samples=(True, True),
+        forks=(Fork(7, 9, replace(sampling, choice=1), 2),),
+    )
+    batch = _apply(_builder(), plan)
+    parent, child = batch.rule_tokens
+    for told in (parent, child):
+        told.rules.record(told.position, torch.tensor(plan.token_ids[told.begin : told.end]))
+    assert child.rules is batch.sample_rows[2].rules
+    assert child.rules.produced.nonzero().flatten().tolist() == [12, 13, 14, 15]
+    assert torch.equal(parent.rules.produced, child.rules.produced)
