@@ -1,9 +1,9 @@
 """Sends one load through a real `blockyard serve` and through a replay, and compares the two.
 
-Calibrates this machine unless given a file of `blockyard calibrate`, starts a server of its own,
-sends requests at random times and watches its books. The replay gets the times at which they were
-really sent. Let nothing else run meanwhile: both must see the same machine. Units: seconds,
-tokens, blocks.
+A machine's speed changes within minutes when others use it, so the load goes out in portions, and
+what steps cost is measured on the same server before, between and after them. All measurements
+together make the cost model; each portion is replayed at the times at which it was really sent.
+Exit code 1 when throughput or peak blocks are 15 % apart. Units: seconds, tokens, blocks.
 
     python benchmarks/simulated_vs_real.py --requests 200
 """
@@ -13,36 +13,46 @@ import asyncio
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from blockyard.cluster.capacity.model_shape import find_shape
+from blockyard.cluster.capacity.replay_report import ReplayQuestion, answer_replay
+from blockyard.cluster.capacity.server_calibration import measure_server
+from blockyard.cluster.capacity.trace_reader import TraceRequest
+from blockyard.cluster.capacity.traffic import recorded_traffic
 from blockyard.cluster.client import GenerationClient, ServerError, Settings, build_request
+from blockyard.scheduler.capacity.kv_budget import KvBudget
+from blockyard.scheduler.config import PreemptionPolicy
+from blockyard.scheduler.replay import Feed
+from blockyard.scheduler.simulated.devices import Device, device_to_json
+from blockyard.scheduler.simulated.measured_cost import MeasuredCost, StepSample, fit_cost
 
-__all__ = ["Outcome", "Sent", "compare"]
+__all__ = ["Outcome", "compare"]
 
 _MOST_APART = 0.15
 _START_SECONDS = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One request as it was sent; `at` counts from the first one."""
-
-    at: float
-    prompt_tokens: int
-    output_tokens: int
+_STEP_TOKENS = 512
+_LINK = 10e9  # nothing is swapped
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a load came to. Throughput is of answers, from the first request to the last token."""
+    """What a load came to. Seconds from a portion's first request to its last token, added up."""
 
-    tokens_per_second: float
+    output_tokens: int
+    seconds: float
     peak_blocks: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Throughput of answers."""
+        return self.output_tokens / self.seconds
 
 
 def compare(real: Outcome, simulated: Outcome) -> dict[str, float]:
@@ -53,76 +63,90 @@ def compare(real: Outcome, simulated: Outcome) -> dict[str, float]:
     }
 
 
-async def run_real(address: str, arguments: argparse.Namespace) -> tuple[list[Sent], Outcome]:
-    """Send the load and watch the books until all answers are there."""
-    rng = random.Random(arguments.seed)
-    began = time.monotonic()
-    sent: list[Sent] = []
-    peak = 0
-    async with GenerationClient(address) as client:
-
-        async def ask(number: int, prompt_tokens: int, output_tokens: int) -> None:
-            # Prompts that begin differently, so that nothing is found in the prefix index.
-            tokens = [
-                1000 + number,
-                *(rng.randrange(100, 40_000) for _ in range(prompt_tokens - 1)),
-            ]
-            settings = Settings(max_tokens=output_tokens, ignore_eos=True, temperature=1.0)
-            request = build_request(token_ids=tokens, settings=settings)
-            sent.append(Sent(time.monotonic() - began, prompt_tokens, output_tokens))
-            async for _ in client.stream(request):
-                pass
-
-        async def watch() -> None:
-            nonlocal peak
-            while True:
-                books = await client.ledger()
-                peak = max(peak, *(group.blocks.active for group in books.groups), 0)
-                await asyncio.sleep(0.05)
-
-        watcher = asyncio.create_task(watch())
-        tasks = []
-        for number in range(arguments.requests):
-            lengths = rng.randrange(16, 160), rng.randrange(8, 48)
-            tasks.append(asyncio.create_task(ask(number, *lengths)))
-            await asyncio.sleep(rng.expovariate(arguments.rate))
-        await asyncio.gather(*tasks)
-        seconds = time.monotonic() - began
-        watcher.cancel()
-    return sent, Outcome(sum(entry.output_tokens for entry in sent) / seconds, peak)
-
-
-def run_simulated(sent: list[Sent], device: Path, arguments: argparse.Namespace) -> Outcome:
-    """Replay what was sent."""
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "sent.jsonl"
-        lines = (
-            {
-                "arrival_s": entry.at,
-                "prompt_tokens": entry.prompt_tokens,
-                "output_tokens": entry.output_tokens,
-            }
-            for entry in sent
-        )
-        trace.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-        # The server's blocks are counted, so the memory given is what holds exactly as many.
-        block_bytes = json.loads(device.read_text(encoding="utf-8"))["measured"]["block_bytes"]
-        command = [
-            *(sys.executable, "-m", "blockyard", "replay", str(trace), "--json"),
-            *("--model", arguments.model, "--gpu", str(device), "--allocator", "blocks"),
-            *("--weights", "fp32", "--kv", "fp32", "--max-seq-len", "2048"),
-            *("--kv-memory", str(block_bytes * arguments.blocks)),
-            *("--max-running", str(arguments.max_running), "--max-step-tokens", "512"),
-        ]
-        report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    blocks = report["allocators"]["blocks"]
+def together(portions: list[Outcome]) -> Outcome:
+    """Portions one after the other."""
     return Outcome(
-        blocks["output_tokens_per_s"], blocks["peak_held_slots"] // report["setup"]["block_size"]
+        sum(portion.output_tokens for portion in portions),
+        sum(portion.seconds for portion in portions),
+        max(portion.peak_blocks for portion in portions),
     )
 
 
-def _command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "blockyard", *words]
+async def run_portion(
+    client: GenerationClient, requests: int, rate: float, rng: random.Random
+) -> tuple[list[TraceRequest], Outcome]:
+    """Send requests at random times, and watch the books until all answers are there."""
+    began = time.monotonic()
+    sent: list[TraceRequest] = []
+    peak = 0
+
+    async def ask(prompt_tokens: int, output_tokens: int) -> None:
+        tokens = [rng.randrange(100, 40_000) for _ in range(prompt_tokens)]
+        settings = Settings(max_tokens=output_tokens, ignore_eos=True, temperature=1.0)
+        request = build_request(token_ids=tokens, settings=settings)
+        sent.append(TraceRequest(time.monotonic() - began, prompt_tokens, output_tokens))
+        async for _ in client.stream(request):
+            pass
+
+    async def watch() -> None:
+        nonlocal peak
+        while True:
+            books = await client.ledger()
+            peak = max(peak, *(group.blocks.active for group in books.groups), 0)
+            await asyncio.sleep(0.05)
+
+    watcher = asyncio.create_task(watch())
+    tasks = []
+    for _ in range(requests):
+        tasks.append(asyncio.create_task(ask(rng.randrange(16, 160), rng.randrange(8, 48))))
+        await asyncio.sleep(rng.expovariate(rate))
+    await asyncio.gather(*tasks)
+    seconds = time.monotonic() - began
+    watcher.cancel()
+    return sent, Outcome(sum(entry.output_tokens for entry in sent), seconds, peak)
+
+
+def replay(
+    sent: list[TraceRequest], device: Device, kv_dtype: str, arguments: argparse.Namespace
+) -> Outcome:
+    """The same requests on a simulated server with the same limits."""
+    speed = device.speed
+    if not isinstance(speed, MeasuredCost):
+        raise ValueError("the device was not measured")
+    question = ReplayQuestion(
+        traffic=recorded_traffic(sent),
+        budget=KvBudget(
+            shape=find_shape(arguments.model).shape,
+            limit=2048,
+            # The server's blocks are counted, so the memory given is what holds exactly as many.
+            kv_memory_bytes=speed.block_bytes * arguments.blocks,
+            gpu_memory_bytes=None,
+            kv_dtype=kv_dtype,
+        ),
+        device=device,
+        num_groups=1,
+        allocators=("blocks",),
+        feed=Feed.RECORDED,
+        speed=1.0,
+        max_running=arguments.max_running,
+        max_step_tokens=_STEP_TOKENS,
+        preemption=PreemptionPolicy.AUTO,
+        host_bytes=0,
+    )
+    report = answer_replay(question).report
+    figures = report["allocators"]["blocks"]
+    peak = figures["peak_held_slots"] // report["setup"]["block_size"]
+    tokens = sum(entry.output_tokens for entry in sent)
+    return Outcome(tokens, figures["simulated_s"], peak)
+
+
+def kv_dtype_of(model: str, block_bytes: int, block_size: int) -> str:
+    """The dtype of keys and values with which a block of this model has so many bytes."""
+    shape = find_shape(model).shape
+    for dtype in ("fp32", "fp16", "int8"):
+        if shape.kv_bytes_per_token(dtype) * block_size == block_bytes:
+            return dtype
+    raise SystemExit(f"blocks of {block_bytes} B are of no dtype that a replay knows")
 
 
 async def _until_up(address: str, server: "subprocess.Popen[bytes]") -> None:
@@ -137,27 +161,79 @@ async def _until_up(address: str, server: "subprocess.Popen[bytes]") -> None:
     raise SystemExit("the server did not come up; start `blockyard serve` by hand to see why")
 
 
+async def _measure(
+    address: str, arguments: argparse.Namespace
+) -> tuple[list[StepSample], list[list[TraceRequest]], list[Outcome], Any]:
+    rng = random.Random(arguments.seed)
+    samples: list[StepSample] = []
+    sent: list[list[TraceRequest]] = []
+    real: list[Outcome] = []
+    per_portion = -(-arguments.requests // arguments.portions)
+    left = arguments.requests
+    async with GenerationClient(address) as client:
+        while left > 0:
+            samples += await measure_server(client, arguments.max_running, _STEP_TOKENS, rng)
+            requests, outcome = await run_portion(
+                client, min(left, per_portion), arguments.rate, rng
+            )
+            print(
+                f"{len(requests)} requests: {outcome.tokens_per_second:.1f} tokens/s",
+                file=sys.stderr,
+            )
+            sent.append(requests)
+            real.append(outcome)
+            left -= len(requests)
+        samples += await measure_server(client, arguments.max_running, _STEP_TOKENS, rng)
+        group = (await client.ledger()).groups[0]
+    return samples, sent, real, group
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 async def _main(arguments: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        device = arguments.device_file
-        running = ("--max-running", str(arguments.max_running))
-        if device is None:
-            device = Path(folder) / "device.json"
-            words = _command("calibrate", str(device), "--model", arguments.model, *running)
-            subprocess.run([*words, "--device", "cpu"], check=True, stdout=sys.stderr)
-        words = _command("serve", "--model", arguments.model, "--device", "cpu", *running)
-        words += ["--port", str(arguments.port), "--blocks", str(arguments.blocks)]
-        server = subprocess.Popen(words)
-        try:
-            address = f"127.0.0.1:{arguments.port}"
-            await _until_up(address, server)
-            sent, real = await run_real(address, arguments)
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait()
-        simulated = run_simulated(sent, device, arguments)
-    apart = compare(real, simulated)
-    report = {"real": asdict(real), "simulated": asdict(simulated), "apart": apart}
+    port = _free_port()
+    words = [
+        *(sys.executable, "-m", "blockyard", "serve", "--model", arguments.model),
+        *("--device", "cpu", "--port", str(port), "--blocks", str(arguments.blocks)),
+        *("--max-running", str(arguments.max_running), "--max-step-tokens", str(_STEP_TOKENS)),
+        *(("--threads", str(arguments.threads)) if arguments.threads else ()),
+    ]
+    server = subprocess.Popen(words)
+    try:
+        address = f"127.0.0.1:{port}"
+        await _until_up(address, server)
+        samples, sent, real, group = await _measure(address, arguments)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+    block_bytes, block_size = group.sum.block_bytes, group.block_size
+    kv_dtype = kv_dtype_of(arguments.model, block_bytes, block_size)
+    device = Device("this machine", 2**40, fit_cost(samples, block_bytes, _LINK))
+    if arguments.device_file:
+        text = json.dumps(device_to_json(device), indent=2)
+        arguments.device_file.write_text(text + "\n", encoding="utf-8")
+    simulated = [replay(portion, device, kv_dtype, arguments) for portion in sent]
+    apart = compare(together(real), together(simulated))
+    report = {
+        "real": asdict(together(real)),
+        "simulated": asdict(together(simulated)),
+        "portions": [
+            {
+                "real_tokens_per_s": one.tokens_per_second,
+                "simulated_tokens_per_s": other.tokens_per_second,
+                "real_peak_blocks": one.peak_blocks,
+                "simulated_peak_blocks": other.peak_blocks,
+            }
+            for one, other in zip(real, simulated, strict=True)
+        ],
+        "dtype": group.dtype,
+        "apart": apart,
+    }
     print(json.dumps(report, indent=2))
     return int(max(map(abs, apart.values())) >= _MOST_APART)
 
@@ -165,11 +241,12 @@ async def _main(arguments: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--rate", type=float, default=4.0, help="requests a second")
+    parser.add_argument("--portions", type=int, default=4, help="measured between and around them")
+    parser.add_argument("--rate", type=float, default=40.0, help="requests a second")
     parser.add_argument("--blocks", type=int, default=512, help="blocks in the pool")
     parser.add_argument("--max-running", type=int, default=32)
+    parser.add_argument("--threads", type=int, help="CPU threads of a step; else the server's own")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--port", type=int, default=50971)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device-file", type=Path, help="of blockyard calibrate; else: measure")
+    parser.add_argument("--device-file", type=Path, help="write the cost model there, for replays")
     raise SystemExit(asyncio.run(_main(parser.parse_args())))

@@ -16,6 +16,7 @@ from blockyard.cluster.commands.ledger import ledger
 from blockyard.cluster.commands.measure import measure
 from blockyard.cluster.commands.model import model_app
 from blockyard.cluster.commands.plan import plan
+from blockyard.cluster.commands.record import record
 from blockyard.cluster.commands.replay import replay
 from blockyard.cluster.commands.serve import serve
 
@@ -36,6 +37,7 @@ app.command("generate")(generate)
 app.command("ledger")(ledger)
 app.command("plan")(plan)
 app.command("measure")(measure)
+app.command("record")(record)
 app.command("replay")(replay)
 app.command("calibrate")(calibrate)
 app.command("doctor")(doctor)

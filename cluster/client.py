@@ -33,6 +33,7 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _GENERATE_STREAM = "/blockyard.v1.Generation/GenerateStream"
 _GET_LEDGER = "/blockyard.v1.Cluster/GetLedger"
+_GET_ARRIVALS = "/blockyard.v1.Cluster/GetArrivals"
 _WATCH_LEDGER = "/blockyard.v1.Cluster/WatchLedger"
 
 
@@ -206,6 +207,20 @@ class BlockingClient:
             response: cluster_pb2.LedgerResponse = call(
                 cluster_pb2.GetLedgerRequest(audit=audit), timeout=self._timeout_seconds
             )
+        except grpc.RpcError as error:
+            raise server_error(error) from None
+        return response
+
+    def arrivals(self, after: Mapping[str, int], salt: bytes) -> cluster_pb2.ArrivalsResponse:
+        """What the cluster was asked for since `next` of the last answer. Raises `ServerError`."""
+        call = self._channel.unary_unary(
+            _GET_ARRIVALS,
+            request_serializer=cluster_pb2.GetArrivalsRequest.SerializeToString,
+            response_deserializer=cluster_pb2.ArrivalsResponse.FromString,
+        )
+        request = cluster_pb2.GetArrivalsRequest(after=after, salt=salt)
+        try:
+            response: cluster_pb2.ArrivalsResponse = call(request, timeout=self._timeout_seconds)
         except grpc.RpcError as error:
             raise server_error(error) from None
         return response

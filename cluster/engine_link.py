@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any, TypeVar
 
+from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.messages import (
     Abort,
+    ArrivalsAnswer,
+    AskArrivals,
     AskLedger,
     AskYard,
     EngineToIngress,
@@ -60,6 +63,7 @@ class EngineLink:
         self._submissions: dict[int, EngineStream] = {}
         self._ledgers: dict[int, asyncio.Future[GroupBooks]] = {}
         self._yards: dict[int, asyncio.Future[YardMap]] = {}
+        self._arrivals: dict[int, asyncio.Future[ArrivalBatch]] = {}
         self._tickets = count(1)
         self._open = True
         self._gone_message = _GONE_MESSAGE
@@ -150,10 +154,14 @@ class EngineLink:
         """A picture of the engine's pool in at most so many cells. Raises like `books`."""
         return await self._ask(self._yards, lambda ticket: AskYard(ticket, max_cells))
 
+    async def arrivals(self, after: int) -> ArrivalBatch:
+        """Requests that have ended there; see `ArrivalLog.take`. Raises like `books`."""
+        return await self._ask(self._arrivals, lambda ticket: AskArrivals(ticket, after))
+
     async def _ask(
         self,
         answers: dict[int, asyncio.Future[Answer]],
-        question: Callable[[int], AskLedger | AskYard],
+        question: Callable[[int], AskLedger | AskYard | AskArrivals],
     ) -> Answer:
         if not self._open:
             raise RequestRefused(RefusalCode.UNAVAILABLE, self._gone_message)
@@ -206,6 +214,8 @@ class EngineLink:
                 _settle(self._ledgers.get(ticket), books)
             case YardAnswer(ticket, yard):
                 _settle(self._yards.get(ticket), yard)
+            case ArrivalsAnswer(ticket, batch):
+                _settle(self._arrivals.get(ticket), batch)
 
     def _take_update(self, update: RequestUpdate) -> None:
         stream = self._streams.get(update.request_id)
@@ -232,6 +242,7 @@ class EngineLink:
         waiting: tuple[asyncio.Future[Any], ...] = (
             *self._ledgers.values(),
             *self._yards.values(),
+            *self._arrivals.values(),
         )
         for answer in waiting:
             if not answer.done():

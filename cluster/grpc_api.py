@@ -13,9 +13,10 @@ from typing import TypeVar
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
+from blockyard.cluster.books.arrival_message import LEAST_SALT_BYTES, arrivals_message
 from blockyard.cluster.books.ledger_message import ledger_message
 from blockyard.cluster.books.ledger_watch import LedgerWatches
-from blockyard.cluster.dispatch import Dispatcher, GroupReport
+from blockyard.cluster.dispatch import ArrivalSource, Dispatcher, GroupReport
 from blockyard.cluster.request.api_error import ApiCode, ApiError, from_refusal
 from blockyard.cluster.request.caller import ANYBODY, Caller
 from blockyard.cluster.request.generation import GenerationService, find_model, unexpected_error
@@ -98,6 +99,22 @@ class ClusterApi:
         async with aclosing(self._watches.watch(_well_formed(request))) as messages:
             async for message in messages:
                 yield message
+
+    async def get_arrivals(
+        self, request: cluster_pb2.GetArrivalsRequest | MalformedMessage
+    ) -> cluster_pb2.ArrivalsResponse:
+        """What has been asked for since the last such call. Raises `ApiError`."""
+        asked: cluster_pb2.GetArrivalsRequest = _well_formed(request)
+        if len(asked.salt) < LEAST_SALT_BYTES:
+            raise ApiError(
+                ApiCode.INVALID_ARGUMENT,
+                "salt",
+                f"salt has {len(asked.salt)} bytes; draw at least {LEAST_SALT_BYTES} by chance",
+            )
+        if not isinstance(self._dispatcher, ArrivalSource):
+            raise ApiError(ApiCode.UNAVAILABLE, "", "no engine here tells what it is asked for")
+        after = dict(asked.after)
+        return arrivals_message(await self._dispatcher.arrivals(after), after, asked.salt)
 
     def end_watches(self) -> None:
         """Let every stream of the books end, now and from now on."""

@@ -128,6 +128,9 @@ class _ClusterServicer:
     async def GetLedger(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.get_ledger(request), context)
 
+    async def GetArrivals(self, request: Any, context: Any) -> Any:
+        return await _answer(self._api.get_arrivals(request), context)
+
     async def WatchLedger(self, request: Any, context: Any) -> None:
         await _answer_stream(self._api.watch_ledger(request), context)
 

@@ -39,6 +39,7 @@ def add_cluster_to_server(servicer: Any, server: Any) -> None:
         {
             "GetLedger": _unary(servicer.GetLedger, cluster_pb2.GetLedgerRequest),
             "WatchLedger": _stream(servicer.WatchLedger, cluster_pb2.WatchLedgerRequest),
+            "GetArrivals": _unary(servicer.GetArrivals, cluster_pb2.GetArrivalsRequest),
             "GetModel": _unary(servicer.GetModel, cluster_pb2.GetModelRequest),
         },
         server,

@@ -6,6 +6,7 @@ Channels: engine to worker, ingress to engine, engine and ingress to the central
 
 import msgspec
 
+from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
@@ -17,6 +18,8 @@ from blockyard.workers.description import ModelDescription
 __all__ = [
     "Abort",
     "Acknowledged",
+    "ArrivalsAnswer",
+    "AskArrivals",
     "AskGroups",
     "AskLedger",
     "AskYard",
@@ -124,6 +127,13 @@ class AskYard(_Message, frozen=True):
     max_cells: int
 
 
+class AskArrivals(_Message, frozen=True):
+    """Tell me of requests that have ended since a number; see `ArrivalLog.take`."""
+
+    ticket: int
+    after: int
+
+
 class Submitted(_Message, frozen=True):
     """The request is in the queue; from here on `Updates` may tell of it.
 
@@ -162,6 +172,13 @@ class LedgerAnswer(_Message, frozen=True):
     books: GroupBooks
 
 
+class ArrivalsAnswer(_Message, frozen=True):
+    """Requests that have ended, up to a limit."""
+
+    ticket: int
+    batch: ArrivalBatch
+
+
 class YardAnswer(_Message, frozen=True):
     """The picture, drawn between two actions of the scheduler."""
 
@@ -169,8 +186,8 @@ class YardAnswer(_Message, frozen=True):
     yard: YardMap
 
 
-IngressToEngine = Submit | Resume | Abort | AskLedger | AskYard
-EngineToIngress = Submitted | Refused | Updates | Lost | LedgerAnswer | YardAnswer
+IngressToEngine = Submit | Resume | Abort | AskLedger | AskYard | AskArrivals
+EngineToIngress = Submitted | Refused | Updates | Lost | LedgerAnswer | YardAnswer | ArrivalsAnswer
 
 
 # --- to and from the central scheduler ------------------------------------------------------------

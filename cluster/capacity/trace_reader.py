@@ -1,7 +1,8 @@
 """Recorded request arrivals from files: Azure's CSV, Mooncake's JSON lines, and our own.
 
 Our own lines are `{"arrival_s": 1.25, "prompt_tokens": 512, "output_tokens": 100}`, with
-`"prefix_ids": [7, 8]` where the prompts' leading pieces of 512 tokens are known. Reads facts and
+`"prefix_ids": [7, 8]` where the prompts' leading pieces are known, of `"piece_tokens"` tokens each
+(512 unless told). Reads facts and
 judges none: a request of any length comes back as recorded. Units: seconds since the first
 arrival, tokens.
 """
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
+
+from blockyard.scheduler.simulated.arrivals import PIECE_TOKENS
 
 __all__ = ["TRACE_FORMATS", "TraceError", "TraceRequest", "read_trace"]
 
@@ -27,12 +30,16 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One recorded request. `prefix_ids` name its prompt's leading pieces; equal id, equal text."""
+    """One recorded request.
+
+    `prefix_ids` name its prompt's leading pieces of `piece_tokens` tokens; equal id, equal text.
+    """
 
     arrival_seconds: float
     prompt_tokens: int
     output_tokens: int
     prefix_ids: tuple[int, ...] = ()
+    piece_tokens: int = PIECE_TOKENS
 
     @property
     def total_tokens(self) -> int:
@@ -118,7 +125,8 @@ def _read_lines(file: TextIO, path: Path, fields: _Fields) -> Iterator[TraceRequ
             start = arrival if start is None else start
             prompt, output = int(entry[fields.prompt]), int(entry[fields.output])
             ids = tuple(int(piece) for piece in entry.get(fields.prefix, ()))
-            yield _checked((arrival - start) / fields.per_second, prompt, output, ids)
+            piece = int(entry.get("piece_tokens", PIECE_TOKENS))
+            yield _checked((arrival - start) / fields.per_second, prompt, output, ids, piece)
         except KeyError as error:
             raise TraceError(f"{path}, line {number}: has no field {error}") from None
         except (AttributeError, TypeError, ValueError) as error:
@@ -126,8 +134,14 @@ def _read_lines(file: TextIO, path: Path, fields: _Fields) -> Iterator[TraceRequ
 
 
 def _checked(
-    arrival_seconds: float, prompt: int, output: int, prefix_ids: tuple[int, ...]
+    arrival_seconds: float,
+    prompt: int,
+    output: int,
+    prefix_ids: tuple[int, ...],
+    piece_tokens: int = PIECE_TOKENS,
 ) -> TraceRequest:
     if prompt < 0 or output < 0 or prompt + output < 1:
         raise ValueError(f"a request of {prompt} + {output} tokens")
-    return TraceRequest(arrival_seconds, prompt, output, prefix_ids)
+    if piece_tokens < 1:
+        raise ValueError(f"pieces of {piece_tokens} tokens")
+    return TraceRequest(arrival_seconds, prompt, output, prefix_ids, piece_tokens)

@@ -39,6 +39,7 @@ def recorded_traffic(requests: Sequence[TraceRequest]) -> Traffic:
                 request.prompt_tokens,
                 request.output_tokens,
                 request.prefix_ids,
+                request.piece_tokens,
             )
 
     return Traffic(

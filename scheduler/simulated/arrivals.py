@@ -10,20 +10,24 @@ from typing import NamedTuple
 __all__ = ["PIECE_TOKENS", "Arrival", "PromptWriter", "speed_up"]
 
 PIECE_TOKENS = 512
-"""Tokens of a prompt that one prefix id stands for."""
+"""Tokens of a prompt that one prefix id stands for, unless a trace tells otherwise."""
 
 _OWN_TOKENS = 2**31
 """Token ids from here on are one request's own."""
 
 
 class Arrival(NamedTuple):
-    """One request of a trace. `number` is unique; equal prefix ids at equal places, equal text."""
+    """One request of a trace. `number` is unique; equal prefix ids at equal places, equal text.
+
+    Each prefix id stands for the next `piece_tokens` tokens of the prompt.
+    """
 
     number: int
     seconds: float
     prompt_tokens: int
     output_tokens: int
     prefix_ids: tuple[int, ...] = ()
+    piece_tokens: int = PIECE_TOKENS
 
 
 class PromptWriter:
@@ -34,15 +38,19 @@ class PromptWriter:
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, int] = {}
+        self._first_of: dict[int, int] = {}
+        self._next_token = 0
 
     def prompt(self, arrival: Arrival) -> tuple[int, ...]:
         """Token ids of a prompt."""
-        length = arrival.prompt_tokens
+        length, piece = arrival.prompt_tokens, arrival.piece_tokens
         tokens: list[int] = []
-        for prefix_id in arrival.prefix_ids[: -(-length // PIECE_TOKENS)]:
-            first = self._places.setdefault(prefix_id, len(self._places)) * PIECE_TOKENS
-            tokens.extend(range(first, first + PIECE_TOKENS))
+        for prefix_id in arrival.prefix_ids[: -(-length // piece)]:
+            first = self._first_of.get(prefix_id)
+            if first is None:
+                first = self._first_of[prefix_id] = self._next_token
+                self._next_token += piece
+            tokens.extend(range(first, first + piece))
         del tokens[length:]
         tokens.extend((self.answer(arrival.number),) * (length - len(tokens)))
         return tuple(tokens)

@@ -1,0 +1,85 @@
+"""Measures what steps cost in a server that runs, by the server's own timings of its requests.
+
+So the costs hold all that serving adds to a step: planning, wires, delivery, and whatever else
+shares the machine. Loads are small and take seconds, so that they can be measured between others.
+Knows no files. Units: tokens, rows, seconds.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from blockyard.cluster.client import GenerationClient, Settings, build_request
+from blockyard.scheduler.simulated.measured_cost import StepSample
+
+__all__ = ["measure_server"]
+
+_DECODES = 16
+"""Steps that each load decodes: enough for those to weigh little in which not all take part."""
+
+_PREFILLS = 2
+"""How often each length of prompt is measured."""
+
+_LOWEST_TOKEN, _HIGHEST_TOKEN = 100, 900
+"""Tokens that every vocabulary has."""
+
+
+async def measure_server(
+    client: GenerationClient, max_running: int, max_step_tokens: int, rng: random.Random
+) -> list[StepSample]:
+    """Steps of different sizes, measured on a server of one group that has nothing else to do.
+
+    Args:
+        client: of the server.
+        max_running, max_step_tokens: limits of its steps, which no load exceeds.
+        rng: draws prompts that nobody has sent before.
+
+    Raises:
+        ValueError: the server has several groups, so nobody knows what ran together.
+        ServerError: it does not answer.
+    """
+    books = await client.ledger()
+    if len(books.groups) != 1:
+        raise ValueError(f"the server has {len(books.groups)} groups; calibrate one of one group")
+    await _ask(client, 16, 4, rng)  # the first steps pay for what is made once
+    samples = []
+    for prompt in _prompts(max_step_tokens):
+        for _ in range(_PREFILLS):
+            timings = await _ask(client, prompt, 1, rng)
+            samples.append(StepSample((0,), (prompt,), timings.prefill_seconds))
+    for requests, prompt in _loads(max_running, max_step_tokens):
+        together = (_ask(client, prompt, _DECODES + 1, rng) for _ in range(requests))
+        answers = await asyncio.gather(*together)
+        # Who was let in last decodes beside all others and waits for nobody's prompt.
+        seconds = min(timings.decode_seconds for timings in answers) / _DECODES
+        starts = (prompt + _DECODES // 2,) * requests
+        samples.append(StepSample(starts, (1,) * requests, seconds))
+    return [sample for sample in samples if sample.seconds > 0]
+
+
+def _prompts(max_step_tokens: int) -> list[int]:
+    """Lengths of prompts that one step computes."""
+    lengths = [length for length in (8, 16, 32, 64, 128, 256) if length < max_step_tokens]
+    return [*lengths, min(512, max_step_tokens)]
+
+
+def _loads(max_running: int, max_step_tokens: int) -> Iterator[tuple[int, int]]:
+    """How many requests decode together, and how long their prompts are."""
+    requests = 1
+    while requests <= max_running:
+        yield requests, 16
+        # Longer contexts tell what reading them costs; four steps of prompts at most.
+        if requests * 128 <= 4 * max_step_tokens:
+            yield requests, 128
+        requests *= 2
+    if requests // 2 != max_running:
+        yield max_running, 16
+
+
+async def _ask(client: GenerationClient, prompt: int, output: int, rng: random.Random) -> Any:
+    """The server's timings of one request with a prompt of its own."""
+    tokens = [rng.randrange(_LOWEST_TOKEN, _HIGHEST_TOKEN) for _ in range(prompt)]
+    settings = Settings(max_tokens=output, ignore_eos=True, temperature=1.0)
+    answer = await client.generate(build_request(token_ids=tokens, settings=settings))
+    return answer.timings
