@@ -27,6 +27,10 @@ class Binder:
         self._open = [False] * len(groups)
         self._changed: set[int] = set()
 
+    def __len__(self) -> int:
+        """Bounds that are kept, void ones too."""
+        return len(self._bounds)
+
     def open(self, index: int) -> None:
         """A group takes requests from now on."""
         self._open[index] = True
@@ -50,6 +54,10 @@ class Binder:
                 bound = delay(groups[index].candidate(now), 0)
                 heapq.heappush(bounds, (bound, index, versions[index]))
         self._changed.clear()
+        if len(bounds) > 4 * len(groups):
+            # Void ones that never come to the front would pile up.
+            bounds[:] = [entry for entry in bounds if entry[2] == versions[entry[1]]]
+            heapq.heapify(bounds)
         best: tuple[_Delay, int] | None = None
         seen = []
         while bounds:

@@ -61,4 +61,18 @@ def test_it_chooses_as_placement_does(seed: int) -> None:
             ]
             expected = choose_group(there, tokens)
             assert (None if chosen is None else groups[chosen].group_id) == expected
+        assert len(binder) <= 4 * 40 + 40
     assert looks < choices * 15
+
+
+def test_bounds_that_never_come_to_the_front_do_not_pile_up() -> None:
+    groups = [Group(number) for number in range(8)]
+    binder = Binder(groups)  # type: ignore[arg-type]
+    for index in range(8):
+        binder.open(index)
+    for number in range(500):
+        # The first stays the best; the others change all the time.
+        groups[1 + number % 7].free = 1 + number % 50
+        binder.note(1 + number % 7)
+        assert binder.choose(1, 0.0) == 0
+        assert len(binder) <= 5 * 8
