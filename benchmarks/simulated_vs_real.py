@@ -11,6 +11,7 @@ Exit code 1 when throughput or peak blocks are 15 % apart. Units: seconds, token
 import argparse
 import asyncio
 import json
+import os
 import random
 import signal
 import socket
@@ -203,7 +204,8 @@ async def _main(arguments: argparse.Namespace) -> int:
         *("--max-running", str(arguments.max_running), "--max-step-tokens", str(_STEP_TOKENS)),
         *(("--threads", str(arguments.threads)) if arguments.threads else ()),
     ]
-    server = subprocess.Popen(words)
+    # Ray lets workers give way to everything else on the machine; a calm measurement does not.
+    server = subprocess.Popen(words, env={**os.environ, "RAY_worker_niceness": "0"})
     try:
         address = f"127.0.0.1:{port}"
         await _until_up(address, server)

@@ -6,37 +6,10 @@ Units: seconds across, shares of all slots upward.
 
 from pathlib import Path
 
+from blockyard.cluster.capacity.plot_file import BANDS
 from blockyard.cluster.capacity.replay_report import ReplayAnswer
 
-__all__ = ["check_plot", "write_plot"]
-
-_BANDS = (
-    ("filled", "tokens", "#1f6f4a"),
-    ("reserved", "reserved, not filled", "#e07b39"),
-    ("internal", "internal fragmentation", "#b5303c"),
-    ("external", "free, outside the largest hole", "#8a63a8"),
-    ("cached", "free, kept for its content", "#a9cfe8"),
-    ("free", "free", "#eef1f4"),
-)
-
-
-def check_plot(path: Path) -> None:
-    """Find out before a long run whether its plot can be written.
-
-    Raises:
-        ValueError: matplotlib is missing, or cannot write such a file.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError:
-        raise ValueError(
-            "--plot needs matplotlib; install it with: pip install 'blockyard[plot]'"
-        ) from None
-    kinds = FigureCanvasAgg.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in kinds:
-        raise ValueError(f"--plot {path}: name a file that ends in .png, .svg or .pdf")
-    if not path.expanduser().parent.is_dir():
-        raise ValueError(f"--plot {path}: there is no such folder")
+__all__ = ["write_plot"]
 
 
 def write_plot(path: Path, answer: ReplayAnswer) -> None:
@@ -53,9 +26,9 @@ def write_plot(path: Path, answer: ReplayAnswer) -> None:
         figures = answer.report["allocators"][name]
         panel.stackplot(
             [seconds for seconds, _ in points],
-            [[getattr(state, band) / total for _, state in points] for band, _, _ in _BANDS],
-            labels=[label for _, label, _ in _BANDS],
-            colors=[color for _, _, color in _BANDS],
+            [[getattr(state, band) / total for _, state in points] for band, _, _ in BANDS],
+            labels=[label for _, label, _ in BANDS],
+            colors=[color for _, _, color in BANDS],
             linewidth=0,
         )
         panel.set_title(

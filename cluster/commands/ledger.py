@@ -1,12 +1,15 @@
 """`blockyard ledger`: prints a running server's books on every block, once or as they change."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from blockyard.cluster.commands.errors import EXIT_FAILED, fail, reported_errors
+from blockyard.cluster.commands.errors import EXIT_FAILED, EXIT_MISUSED, fail, reported_errors
 
 __all__ = ["ledger", "ledger_object"]
 
@@ -31,6 +34,14 @@ def ledger(
             "add up.",
         ),
     ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a picture to this PNG or SVG: of now, or with --watch of all that was "
+            "seen until Ctrl-C.",
+            show_default=False,
+        ),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(
@@ -49,17 +60,28 @@ def ledger(
     from blockyard.cluster.client import BlockingClient, server_address
 
     if watch and audit:
-        raise fail("--audit proves the books once; leave out --watch", 2)
+        raise fail("--audit proves the books once; leave out --watch", EXIT_MISUSED)
+    if plot is not None:
+        from blockyard.cluster.capacity.plot_file import check_plot
+
+        try:
+            check_plot(plot)
+        except ValueError as error:
+            raise fail(str(error), EXIT_MISUSED) from None
     where = server_address(address)
-    with reported_errors(where), BlockingClient(where, timeout) as client:
+    with (
+        reported_errors(where),
+        BlockingClient(where, timeout) as client,
+        _drawn_at_the_end(plot) as seen,
+    ):
         if watch:
-            responses = client.watch_ledger(interval)
+            responses = map(seen, client.watch_ledger(interval))
             if as_json:
                 _print_lines(responses)
             else:
                 show_ledgers(responses)
             return
-        response = client.ledger(audit)
+        response = seen(client.ledger(audit))
         if as_json:
             typer.echo(json.dumps(ledger_object(response)))
         else:
@@ -74,6 +96,29 @@ def ledger_object(response: Any) -> dict[str, object]:
     What the server does not know is None.
     """
     return {"groups": [_fields(group) for group in response.groups]}
+
+
+@contextmanager
+def _drawn_at_the_end(plot: Path | None) -> Iterator[Callable[[Any], Any]]:
+    """Gives back each `LedgerResponse` it is shown; however this ends, all of them are drawn."""
+    if plot is None:
+        yield lambda response: response
+        return
+    from blockyard.cluster.books.ledger_plot import LedgerHistory
+
+    history = LedgerHistory()
+    began = time.monotonic()
+
+    def seen(response: Any) -> Any:
+        history.add(time.monotonic() - began, response)
+        return response
+
+    try:
+        yield seen
+    finally:
+        if len(history):
+            history.write(plot)
+            typer.echo(f"memory: {plot}", err=True)
 
 
 def _print_lines(responses: Iterator[Any]) -> None:

@@ -168,7 +168,7 @@ def replay(
             start_seconds=start_seconds,
         )
         if plot is not None:
-            from blockyard.cluster.capacity.replay_plot import check_plot
+            from blockyard.cluster.capacity.plot_file import check_plot
 
             check_plot(plot)
         with _progress(question, silent=as_json) as report:
