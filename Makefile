@@ -9,6 +9,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 # `make test TESTS=tests/scheduler` runs a part; `make test PYTEST_ARGS="-x --lf"` passes options on.
 TESTS ?=
 PYTEST_ARGS ?=
+# `make bench-peers BENCH_ARGS="--rounds 1 --peers openvino --workloads w2"` runs a part.
+BENCH_ARGS ?=
 SOAK_SECONDS ?= 3600
 PYTEST := $(BIN)/python -m pytest -q
 
@@ -16,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -q
 .DELETE_ON_ERROR:
 # One pip at a time may work on .venv, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-long test-all soak mutation check format protos check-protos docs constraints clean distclean
+.PHONY: help setup demo test test-long test-all soak mutation bench-peers check format protos check-protos docs constraints clean distclean
 
 help: ## list the targets
 	@echo "Blockyard. Targets:"
@@ -43,6 +45,10 @@ soak: $(STAMPS)/test ## do anything in any order to the scheduler, at random, fo
 
 mutation: $(STAMPS)/test ## plant faults in the scheduler and show that the tests find each
 	$(BIN)/python benchmarks/mutation_scheduler.py
+
+# Peers go into build/peers, each with a virtual environment of its own: hours, the first time.
+bench-peers: $(STAMPS)/dev $(STAMPS)/model ## measure Blockyard and other servers on this CPU in turns
+	$(BIN)/python benchmarks/peers/compare.py $(BENCH_ARGS)
 
 check: $(STAMPS)/dev check-protos ## lint, format, types, generated stubs, import rules
 	$(BIN)/ruff check .

@@ -6,48 +6,29 @@ the weights and compute the linears and nothing else, decode steps being as full
 allows. Units: milliseconds, tokens, MiB.
 """
 
-import asyncio
-import contextlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+from blockyard.cluster.benchmark.local_server import RequestTimes, local_server
 from blockyard.cluster.benchmark.workloads import Workload, WorkloadRequest
-from blockyard.cluster.engine import Engine
-from blockyard.cluster.local_group import LocalGroup
-from blockyard.scheduler.block_keys import NO_EXTRAS, block_keys
-from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
-from blockyard.scheduler.request import RequestSpec, RequestUpdate
-from blockyard.scheduler.sampling import SamplingParams
-from blockyard.scheduler.scheduler import Scheduler
-from blockyard.workers.config import WorkerConfig
 from blockyard.workers.cpu.ceilings import Ceilings, DecoderWork
 from blockyard.workers.description import ModelDescription
-from blockyard.workers.worker import ModelWorker
 
 __all__ = [
     "EndToEndBench",
     "Pass",
-    "RequestTimes",
     "decoder_work",
     "floor_seconds",
     "measure_in_process",
     "summarise",
 ]
 
-_CONTEXT_TOKENS = 2304
 _WARM_UP_TOKENS = 8
-
-
-@dataclass(slots=True)
-class RequestTimes:
-    """When a request was submitted, and when each of its tokens came, in seconds."""
-
-    submitted: float
-    tokens: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,106 +121,34 @@ def decoder_work(directory: str, weight_bytes: int) -> DecoderWork:
 
 
 async def measure_in_process(
-    model: ModelDescription,
-    workload: Workload,
-    passes: int,
-    weights: str = "auto",
-    threads: int | None = None,
-    max_step_tokens: int = 256,
+    model: ModelDescription, workload: Workload, passes: int, **settings: Any
 ) -> tuple[list[Pass], int]:
     """Serve the workload's passes, a short one first that is not counted.
+
+    Args:
+        model: whose files are here.
+        workload: what to serve.
+        passes: how often.
+        settings: as for `local_server`.
 
     Returns:
         The passes, and the bytes of the weights.
     """
-    limits = SchedulerConfig(
-        max_context_tokens=min(_CONTEXT_TOKENS, model.context_tokens),
-        max_running=max(32, workload.concurrency),
-        max_step_tokens=max_step_tokens,
-    )
-    group = LocalGroup(
-        ModelWorker(
-            WorkerConfig(
-                model.directory,
-                limits.max_context_tokens,
-                weights=weights,
-                threads=threads,
-                block_size=limits.block_size,
-                max_running=limits.max_running,
-                max_step_tokens=limits.max_step_tokens,
-                num_host_blocks=0,
-            )
-        )
-    )
-    profile = await group.load()
-    client = _ClosedLoop()
-    engine = Engine(Scheduler(limits, profile.max_blocks), group, client.take)
-    running = asyncio.create_task(engine.run())
-    try:
+    at_once = max(32, workload.concurrency)
+    async with local_server(model, max_running=at_once, **settings) as server:
         first = [
             WorkloadRequest(request.prompt, min(request.max_tokens, _WARM_UP_TOKENS))
             for request in workload.shifted(900, model.vocab_size).requests[:4]
         ]
-        await client.serve(engine, first, workload.concurrency)
+        await server.serve(first, workload.concurrency)
         measured = []
         for number in range(passes):
             for repeat in range(workload.repeats):
                 shifted = workload.shifted(10 * number + repeat, model.vocab_size)
                 began = time.perf_counter()
-                times = await client.serve(engine, shifted.requests, workload.concurrency)
+                times = await server.serve(shifted.requests, workload.concurrency)
                 measured.append(Pass(time.perf_counter() - began, times))
-        return measured, profile.weight_bytes
-    finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-        await group.close()
-
-
-class _ClosedLoop:
-    """Keeps so many requests in flight, and writes down when their tokens come."""
-
-    def __init__(self) -> None:
-        self._times: dict[str, RequestTimes] = {}
-        self._slots = asyncio.Semaphore(0)
-        self._number = 0
-        self._failures: list[str] = []
-
-    def take(self, updates: list[RequestUpdate]) -> None:
-        """News of a step."""
-        now = time.perf_counter()
-        for update in updates:
-            self._times[update.request_id].tokens.extend([now] * len(update.token_ids))
-            if update.finish_reason is not None:
-                if update.error:
-                    self._failures.append(update.error)
-                self._slots.release()
-
-    async def serve(
-        self, engine: Engine, requests: Sequence[WorkloadRequest], concurrency: int
-    ) -> tuple[RequestTimes, ...]:
-        """Submit all, at most `concurrency` at a time; returns when all have ended."""
-        self._times = {}
-        self._slots = asyncio.Semaphore(concurrency)
-        for request in requests:
-            await self._slots.acquire()
-            self._submit(engine, request)
-        for _ in range(concurrency):
-            await self._slots.acquire()
-        if self._failures:
-            raise RuntimeError(f"a request failed: {self._failures[0]}")
-        for request, times in zip(requests, self._times.values(), strict=True):
-            if len(times.tokens) != request.max_tokens:
-                raise RuntimeError(f"{len(times.tokens)} of {request.max_tokens} tokens came")
-        return tuple(self._times.values())
-
-    def _submit(self, engine: Engine, request: WorkloadRequest) -> None:
-        self._number += 1
-        name = str(self._number)
-        self._times[name] = RequestTimes(time.perf_counter())
-        keys = block_keys(request.prompt, DEFAULT_BLOCK_SIZE, NO_EXTRAS)
-        sampling = SamplingParams(temperature=0.0, max_tokens=request.max_tokens)
-        engine.submit(RequestSpec(name, request.prompt, sampling, block_keys=keys))
+        return measured, server.weight_bytes
 
 
 def _shared_tokens(requests: Sequence[WorkloadRequest]) -> int:

@@ -6,7 +6,8 @@ Units: seconds, tokens.
 import asyncio
 import time
 
-from blockyard.cluster.benchmark.end_to_end import Pass, RequestTimes
+from blockyard.cluster.benchmark.end_to_end import Pass
+from blockyard.cluster.benchmark.local_server import RequestTimes
 from blockyard.cluster.benchmark.workloads import Workload, WorkloadRequest
 from blockyard.cluster.client import GenerationClient, Settings, build_request
 
