@@ -1,6 +1,6 @@
 """Random cases of attention over blocks, and kernels built for the host, once for all tests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,6 +113,15 @@ def _make_case(
     )
     queries = torch.randn(sum(counts), heads, dim, generator=random).to(dtype)
     return Case(batch, kv, queries, form)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors here are small, and torch's threads would wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from blockyard.cuda import cache_write
+from blockyard.cuda.backend import LayerKV
 from blockyard.cuda.compiler import default_cache_dir
 from blockyard.cuda.decode import DecodeAttention, DecodeRows
 from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
@@ -64,7 +66,29 @@ def prefill(library: KernelLibrary) -> None:
     )
 
 
+def cascade(library: KernelLibrary) -> None:
+    # 17 requests save 4096 tokens that 16 of them need not read again.
+    case = make_case([260] * 17, heads=2, kv_heads=1, shared_blocks=16)
+    batch = case.batch
+    tokens = batch.counts.cumsum().astype("int32") - 1
+    rows = DecodeRows(batch.lengths, tokens, batch.block_tables, 16, batch.host_tables)
+    output = torch.empty_like(case.queries)
+    DecodeAttention(library, rows, 4, torch.device("cpu")).attend(
+        case.kv, case.queries, case.form, output
+    )
+
+
+def cache(library: KernelLibrary) -> None:
+    kv = LayerKV(torch.zeros(2, 2, 1, 16, 64, dtype=torch.bfloat16))
+    projected, turn = torch.ones(3, 3 * 64, dtype=torch.bfloat16), torch.zeros(3, 32)
+    slots = torch.tensor([31, 0, 16])
+    cache_write.rotate_and_write(library, kv, projected, turn, turn, 1, slots, 16)
+    cache_write.write(library, kv, *projected.view(3, 3, 1, 64).unbind(1)[:2], slots, 16)
+
+
 SCENARIOS: dict[str, Callable[[KernelLibrary], None]] = {
+    "cascade": cascade,
+    "cache": cache,
     "decode": decode,
     "layers": layers,
     "prefill": prefill,
