@@ -80,7 +80,9 @@ class HoleMap:
         node = self._root
         if node is None or node.largest < size:
             return None
+        path = []
         while True:
+            path.append(node)
             if node.left is not None and node.left.largest >= size:
                 node = node.left
             elif node.size >= size:
@@ -89,10 +91,12 @@ class HoleMap:
                 assert node.right is not None  # the maxima said that a fit lies below
                 node = node.right
         start, rest = node.start, node.size - size
-        self._remove(start)
-        if rest:
-            self._insert(start + size, rest)
         self.total_free -= size
+        if rest:
+            # What is left of the hole keeps its place among the others.
+            self._resize(path, start + size, rest)
+        else:
+            self._remove(start)
         return start
 
     def give(self, start: int, size: int) -> None:
@@ -101,16 +105,18 @@ class HoleMap:
         The caller hands back only what it took: overlap is found by `check`, not here.
         """
         self.total_free += size
+        end = start + size
+        behind = self._size_at.get(end)
         before = self._start_by_end.get(start)
         if before is not None:
-            size += start - before
-            self._remove(before)
-            start = before
-        behind = self._size_at.get(start + size)
-        if behind is not None:
-            self._remove(start + size)
-            size += behind
-        self._insert(start, size)
+            if behind is not None:
+                self._remove(end)
+            whole = end + (behind or 0) - before
+            self._resize(self._path_to(before), before, whole)
+        elif behind is not None:
+            self._resize(self._path_to(end), start, size + behind)
+        else:
+            self._insert(start, size)
 
     def check(self) -> None:
         """Prove: holes ascend, do not touch, lie inside, add up, and every maximum is true."""
@@ -132,6 +138,27 @@ class HoleMap:
         if self.largest != max((size for _, size in self), default=0):
             raise AssertionError(f"the largest hole is not {self.largest}")
         _check_node(self._root)
+
+    def _path_to(self, start: int) -> list[_Hole]:
+        """The nodes from the root down to the hole at `start`, which must be there."""
+        path = []
+        node = self._root
+        while node is not None:
+            path.append(node)
+            if node.start == start:
+                break
+            node = node.left if start < node.start else node.right
+        return path
+
+    def _resize(self, path: list[_Hole], start: int, size: int) -> None:
+        """Let the last hole of a path lie elsewhere, but between the same neighbours."""
+        hole = path[-1]
+        del self._start_by_end[hole.start + self._size_at.pop(hole.start)]
+        self._size_at[start] = size
+        self._start_by_end[start + size] = start
+        hole.start, hole.size = start, size
+        for node in reversed(path):
+            node.update()
 
     def _insert(self, start: int, size: int) -> None:
         self._size_at[start] = size
