@@ -57,12 +57,14 @@ def read_completion_request(body: object) -> CompletionRequest:
     stream = fields.flag("stream") or False
     include_usage = read_stream_options(fields, stream)
     best_of = fields.whole("best_of")
-    if best_of is not None and best_of != (sampling.n or 1):
-        raise invalid("best_of", f"is {best_of}; it is not served beyond n, leave it out")
+    if best_of is not None:
+        if stream and best_of != (sampling.n or 1):
+            raise invalid("best_of", f"is {best_of}; the best are known at the end, do not stream")
+        sampling.best_of = best_of
     if fields.text("suffix"):
         raise invalid("suffix", "is not served; leave it out")
     fields.refuse_rest()
-    messages = []
+    messages: list[pb.GenerateRequest] = []
     for prompt in prompts:
         message = pb.GenerateRequest()
         message.CopyFrom(common)

@@ -15,10 +15,12 @@ from dataclasses import replace
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.request.answer import Answer
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError, from_refusal
+from blockyard.cluster.request.best_of import best_answers
 from blockyard.cluster.request.caller import ANYBODY, Caller
 from blockyard.cluster.request.choices import answer_chunks
 from blockyard.cluster.request.limits import MAX_MODEL_NAME_CHARACTERS
 from blockyard.cluster.request.logprob_messages import TokenSpeller
+from blockyard.cluster.request.sampling_fields import num_wanted
 from blockyard.cluster.request.validation import PreparedRequest, client_fields, prepare_request
 from blockyard.cluster.request.whole_answer import WholeAnswer
 from blockyard.cluster.tokenizer import ModelTokenizer
@@ -73,9 +75,15 @@ class GenerationService:
             spec = self._of_caller(prepared.spec, caller, arrived_at)
             tokens = await self._dispatcher.submit(prepared.options.model, spec)
             answers = self._answers(prepared, arrived_at)
+            wanted = num_wanted(request.sampling)
             async with aclosing(answer_chunks(tokens, answers)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+                if wanted < len(answers):
+                    tell = request.sampling.HasField("logprobs")
+                    async for chunk in best_answers(chunks, wanted, tell):
+                        yield chunk
+                else:
+                    async for chunk in chunks:
+                        yield chunk
         except ApiError:
             raise
         except RequestRefused as refusal:

@@ -25,7 +25,7 @@ from blockyard.scheduler.sampling import (
 )
 from blockyard.workers.description import ModelDescription
 
-__all__ = ["check_served", "resolve_sampling"]
+__all__ = ["check_served", "num_made", "num_wanted", "resolve_sampling"]
 
 
 def check_served(sampling: pb.SamplingParameters) -> None:
@@ -33,6 +33,21 @@ def check_served(sampling: pb.SamplingParameters) -> None:
     check_known_fields("sampling", sampling)
     if sampling.HasField("n") and not 1 <= sampling.n <= MAX_CHOICES:
         raise invalid("sampling.n", f"is {sampling.n}; 1 to {MAX_CHOICES} answers are given")
+    if sampling.HasField("best_of") and not num_wanted(sampling) <= sampling.best_of <= MAX_CHOICES:
+        raise invalid(
+            "sampling.best_of",
+            f"is {sampling.best_of}; from n ({num_wanted(sampling)}) to {MAX_CHOICES} are made",
+        )
+
+
+def num_wanted(sampling: pb.SamplingParameters) -> int:
+    """Answers that the client gets."""
+    return int(sampling.n) if sampling.HasField("n") else 1
+
+
+def num_made(sampling: pb.SamplingParameters) -> int:
+    """Answers to make, of which the client gets the best."""
+    return max(num_wanted(sampling), int(sampling.best_of))
 
 
 def resolve_sampling(
@@ -64,7 +79,7 @@ def resolve_sampling(
             logit_bias=tuple(sorted(sampling.logit_bias.items())),
             allowed_token_ids=tuple(dict.fromkeys(sampling.allowed_token_ids)),
             bad_words=bad_words,
-            logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+            logprobs=_logprobs(sampling),
             prompt_logprobs=(
                 sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None
             ),
@@ -79,6 +94,13 @@ def resolve_sampling(
         )
     except InvalidParameter as error:
         raise from_invalid_parameter(error, "sampling") from None
+
+
+def _logprobs(sampling: pb.SamplingParameters) -> int | None:
+    """Likeliest tokens to tell; the best answers cannot be found without the tokens' own."""
+    if sampling.HasField("logprobs"):
+        return int(sampling.logprobs)
+    return 0 if num_made(sampling) > num_wanted(sampling) else None
 
 
 def _number(sampling: pb.SamplingParameters, name: str, default: float) -> float:

@@ -19,7 +19,7 @@ from blockyard.cluster.request.limits import (
     check_text_size,
     invalid,
 )
-from blockyard.cluster.request.sampling_fields import check_served, resolve_sampling
+from blockyard.cluster.request.sampling_fields import check_served, num_made, resolve_sampling
 from blockyard.cluster.request.structure_fields import resolve_structure
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
@@ -99,7 +99,7 @@ async def prepare_request(
             priority=request.sampling.priority,
             tenant=request.sampling.tenant,
             name=request.request_id,
-            num_choices=request.sampling.n if request.sampling.HasField("n") else 1,
+            num_choices=num_made(request.sampling),
         ),
         GenerationOptions(
             request.request_id or own_id,
