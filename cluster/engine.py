@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from blockyard.cluster.books.engine_listener import EngineListener
 from blockyard.cluster.books.shadow_feed import ShadowFeed
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
@@ -88,12 +89,17 @@ class Engine:
             scheduler.config.max_context_tokens,
             clock,
         )
+        self._listeners: list[EngineListener] = [self.shadow]
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._last_progress = clock()
         self._lost: str | None = None
         group.on_change(self._take_acknowledged)
+
+    def listen(self, listener: EngineListener) -> None:
+        """Tell `listener` of every request from now on."""
+        self._listeners.append(listener)
 
     @property
     def lost(self) -> str | None:
@@ -113,7 +119,8 @@ class Engine:
         """
         self._before_request()
         max_tokens = self._scheduler.submit(spec, self._clock())
-        self.shadow.submitted(spec)
+        for listener in self._listeners:
+            listener.submitted(spec)
         self._idle.clear()
         self._note_change()
         return max_tokens
@@ -126,7 +133,8 @@ class Engine:
         """
         self._before_request()
         self._scheduler.resume(snapshot, self._clock())
-        self.shadow.resumed(snapshot)
+        for listener in self._listeners:
+            listener.resumed(snapshot)
         self._idle.clear()
         self._note_change()
 
@@ -140,7 +148,8 @@ class Engine:
         Safe to call twice.
         """
         aborted = self._scheduler.abort(request_id, choice)
-        self.shadow.aborted(request_id, choice)
+        for listener in self._listeners:
+            listener.aborted(request_id, choice)
         self._note_idle()
         self._note_change()
         return aborted
@@ -205,7 +214,8 @@ class Engine:
         if dropped := self._scheduler.expire(now):
             self._deliver(dropped)
             for update in dropped:
-                self.shadow.aborted(update.request_id, None)
+                for listener in self._listeners:
+                    listener.aborted(update.request_id, None)
         plan = self._scheduler.plan(now)
         if plan is None:
             return False
@@ -213,7 +223,8 @@ class Engine:
         updates = self._scheduler.commit(result, self._clock())
         self._last_progress = self._clock()
         self._deliver(updates)
-        self.shadow.stepped(updates)
+        for listener in self._listeners:
+            listener.stepped(updates)
         self._note_change()
         return True
 

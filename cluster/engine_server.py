@@ -75,6 +75,7 @@ class EngineServer:
         self._listener: Listener | None = None
         self._hanging_up: asyncio.Task[None] | None = None
         self._arrivals = ArrivalLog(scheduler.config.block_size)
+        self.engine.listen(self._arrivals)
         self._books = EngineBooks(self.engine, self.check, facts, ask_memory)
 
     @classmethod
@@ -184,7 +185,6 @@ class EngineServer:
                 self.engine.resume(message.snapshot)
         except RequestRefused as refusal:
             return Refused(message.ticket, refusal.code, refusal.message, refusal.field)
-        self._arrivals.submitted(spec)
         self._owners[spec.request_id] = reader
         reader.request_ids.add(spec.request_id)
         return Submitted(message.ticket, None if spec.sampling.max_tokens else max_tokens)
@@ -194,7 +194,6 @@ class EngineServer:
         reader.outbox.discard(request_id, choice)
         if self._owners.get(request_id) is reader:
             self.engine.abort(request_id, choice)
-            self._arrivals.aborted(request_id, choice)
             self._forget_ended(request_id)
 
     def _forget_ended(self, request_id: str) -> None:
@@ -204,7 +203,6 @@ class EngineServer:
             reader.request_ids.discard(request_id)
 
     def _deliver(self, updates: list[RequestUpdate]) -> None:
-        self._arrivals.stepped(updates)
         for update in updates:
             reader = self._owners.get(update.request_id)
             if reader is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from blockyard.scheduler.block_keys import block_keys
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
+from blockyard.scheduler.snapshot import RequestSnapshot
 
 __all__ = ["ArrivalBatch", "ArrivalLog", "ArrivalRecord"]
 
@@ -84,6 +85,17 @@ class ArrivalLog:
             keys = block_keys(spec.prompt_token_ids, self._block_size, spec.extras)
         tokens = dict.fromkeys(range(spec.num_choices), 0)
         self._live[spec.request_id] = _Live(spec, self._wall_clock(), keys, tokens)
+
+    def resumed(self, snapshot: RequestSnapshot) -> None:
+        """A request was taken that had produced something elsewhere."""
+        self.submitted(snapshot.spec)
+        live = self._live.get(snapshot.spec.request_id)
+        if live is not None:
+            live.tokens = {
+                number: len(choice.token_ids)
+                for choice in snapshot.choices
+                for number in (choice.choice, *choice.begins)
+            }
 
     def stepped(self, updates: Iterable[RequestUpdate]) -> None:
         """A step has brought these updates."""
