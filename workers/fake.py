@@ -19,7 +19,7 @@ from blockyard.scheduler.sampling import TokenLogprobs
 from blockyard.workers.config import WorkerConfig, WorkerProfile
 from blockyard.workers.witness_tables import PlanRefused, WitnessTables
 
-__all__ = ["PlanRefused", "WitnessWorker", "witness_generate", "witness_next_token"]
+__all__ = ["PacedWitness", "PlanRefused", "WitnessWorker", "witness_generate", "witness_next_token"]
 
 _DEFAULT_NUM_BLOCKS = 1024
 _BYTES_PER_SLOT = 8
@@ -147,6 +147,21 @@ class WitnessWorker:
 
     def _sample(self, slots: npt.NDArray[np.int64], choice: int) -> int:
         return _next_token(self._slots[slots], self._vocab_size, choice)
+
+
+class PacedWitness(WitnessWorker):
+    """A witness whose steps take at least so many seconds, as those of a model would."""
+
+    def __init__(self, config: WorkerConfig, vocab_size: int, step_seconds: float) -> None:
+        super().__init__(config, vocab_size)
+        self._step_seconds = step_seconds
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See `WitnessWorker.execute`."""
+        began = time.perf_counter()
+        result = super().execute(plan)
+        time.sleep(max(0.0, began + self._step_seconds - time.perf_counter()))
+        return result
 
 
 def witness_next_token(token_ids: Sequence[int], vocab_size: int, choice: int = 0) -> int:

@@ -66,6 +66,28 @@ def scheduler(
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
+@bench_app.command("ingress")
+def ingress(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    streams: Annotated[int, typer.Option(help="Requests at once.", min=1, max=1024)] = 64,
+    seconds: Annotated[float, typer.Option(help="How long each load lasts.", min=1.0)] = 8.0,
+) -> None:
+    """Measure one ingress before an engine without a model: its tokens a second, and its delay."""
+    from blockyard.cluster.benchmark.ingress import measure_ingress
+
+    try:
+        found = measure_ingress(streams, seconds, lambda what: typer.echo(what, err=True))
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+        return
+    typer.echo(f"tokens a second:               {found.tokens_per_s:,.0f}")
+    typer.echo(f"  of the ingress's own time:   {found.tokens_per_cpu_s:,.0f}")
+    typer.echo(f"added to a first token:        {found.added_ttft_ms_p50:.1f} ms (median)")
+    typer.echo(f"                               {found.added_ttft_ms_p99:.1f} ms (99th percentile)")
+
+
 def show_scheduler(speed: "SchedulerBench") -> None:
     """Print how fast the scheduler is, in words."""
     for running, times in speed.plan_commit_ms.items():

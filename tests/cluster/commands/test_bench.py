@@ -50,3 +50,15 @@ def test_figures_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert "256 running: 0.250 ms" in told
     assert "1.10 times" in told
+
+
+@pytest.mark.slow
+def test_an_ingress_is_measured_and_every_figure_is_there() -> None:
+    ran = CliRunner().invoke(
+        app, ["bench", "ingress", "--json", "--streams", "4", "--seconds", "2"]
+    )
+    assert ran.exit_code == 0, ran.output
+    figures = json.loads(ran.stdout)
+    assert figures.pop("streams") == 4
+    assert figures["tokens_per_s"] >= figures["chunks_per_s"]
+    assert all(figure > 0 for name, figure in figures.items() if not name.startswith("added"))
