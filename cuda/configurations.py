@@ -9,6 +9,7 @@ from itertools import product
 
 import torch
 
+from blockyard.cuda.cache_write import cache_write_build
 from blockyard.cuda.decode import cascade_build, decode_build
 from blockyard.cuda.fused_layers import layers_build
 from blockyard.cuda.prefill import prefill_build
@@ -45,7 +46,7 @@ class Configuration:
 
 def configurations() -> tuple[Configuration, ...]:
     """The whole table."""
-    return (*_decode(), *_prefill(), *_cascade(), *_layers())
+    return (*_decode(), *_prefill(), *_cascade(), *_layers(), *_cache_write())
 
 
 def _decode() -> list[Configuration]:
@@ -101,3 +102,13 @@ def _layers() -> list[Configuration]:
     builds += [layers_build(fp16, fp16, width) for width in (64, 2048, 4096, 8192)]
     names = ("rms_norm", "silu_and_multiply", "gelu_and_multiply")
     return [Configuration(build, dict.fromkeys(names, 128)) for build in builds]
+
+
+def _cache_write() -> list[Configuration]:
+    bf16, fp16, fp8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+    builds = [cache_write_build(bf16, kv, dim, 16) for kv in (bf16, fp8) for dim in _SHARING]
+    builds += [cache_write_build(fp16, kv, 128, 16) for kv in (fp16, fp8)]
+    return [
+        Configuration(build, dict.fromkeys(("rotate_and_write", "write_cache"), 128))
+        for build in builds
+    ]
