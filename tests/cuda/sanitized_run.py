@@ -83,7 +83,8 @@ def cache(library: KernelLibrary) -> None:
     projected, turn = torch.ones(3, 3 * 64, dtype=torch.bfloat16), torch.zeros(3, 32)
     slots = torch.tensor([31, 0, 16])
     cache_write.rotate_and_write(library, kv, projected, turn, turn, 1, slots, 16)
-    cache_write.write(library, kv, *projected.view(3, 3, 1, 64).unbind(1)[:2], slots, 16)
+    keys, values, _ = projected.view(3, 3, 1, 64).unbind(1)
+    cache_write.write(library, kv, keys, values, slots, 16)
 
 
 SCENARIOS: dict[str, Callable[[KernelLibrary], None]] = {
