@@ -24,7 +24,7 @@ from typing import Any
 
 from blockyard.cluster.capacity.model_shape import find_shape
 from blockyard.cluster.capacity.replay_report import ReplayQuestion, answer_replay
-from blockyard.cluster.capacity.server_calibration import measure_server
+from blockyard.cluster.capacity.server_calibration import UNKNOWN_LINK, measure_server
 from blockyard.cluster.capacity.trace_reader import TraceRequest
 from blockyard.cluster.capacity.traffic import recorded_traffic
 from blockyard.cluster.client import GenerationClient, ServerError, Settings, build_request
@@ -39,7 +39,6 @@ __all__ = ["Outcome", "compare"]
 _MOST_APART = 0.15
 _START_SECONDS = 300.0
 _STEP_TOKENS = 512
-_LINK = 10e9  # nothing is swapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +214,7 @@ async def _main(arguments: argparse.Namespace) -> int:
         server.wait()
     block_bytes, block_size = group.sum.block_bytes, group.block_size
     kv_dtype = kv_dtype_of(arguments.model, block_bytes, block_size)
-    device = Device("this machine", 2**40, fit_cost(samples, block_bytes, _LINK))
+    device = Device("this machine", 2**40, fit_cost(samples, block_bytes, UNKNOWN_LINK))
     if arguments.device_file:
         text = json.dumps(device_to_json(device), indent=2)
         arguments.device_file.write_text(text + "\n", encoding="utf-8")

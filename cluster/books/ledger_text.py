@@ -81,6 +81,8 @@ def _table(groups: list[Any], title: str | None) -> Table:
         table.add_section()
         add("bytes: weights", (_bytes(group.sum, "weight_bytes") for group in groups))
         add("bytes: largest step", (_bytes(group.sum, "activation_bytes") for group in groups))
+        if any(group.sum.graph_bytes for group in groups):
+            add("bytes: CUDA graphs", (format_bytes(group.sum.graph_bytes) for group in groups))
         add("bytes: KV blocks", (format_bytes(group.sum.blocks.total) for group in groups))
         add("bytes: KV with tokens", (format_bytes(group.sum.slots.filled) for group in groups))
         if any(group.sum.HasField("allocator") for group in groups):

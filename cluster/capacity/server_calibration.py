@@ -11,9 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from blockyard.cluster.client import GenerationClient, Settings, build_request
-from blockyard.scheduler.simulated.measured_cost import StepSample
+from blockyard.scheduler.simulated.devices import Device
+from blockyard.scheduler.simulated.measured_cost import StepSample, fit_cost
 
-__all__ = ["measure_server"]
+__all__ = ["UNKNOWN_LINK", "calibrate_server", "measure_server"]
+
+UNKNOWN_LINK = 10e9
+"""Bytes a second to host memory, which a server's timings do not tell."""
 
 _DECODES = 16
 """Steps that each load decodes: enough for those to weigh little in which not all take part."""
@@ -23,6 +27,24 @@ _PREFILLS = 2
 
 _LOWEST_TOKEN, _HIGHEST_TOKEN = 100, 900
 """Tokens that every vocabulary has."""
+
+
+async def calibrate_server(
+    address: str, max_running: int, max_step_tokens: int, rng: random.Random
+) -> Device:
+    """A device that costs what steps of the server at `address` cost.
+
+    Its memory is what the server's books tell of: weights, the largest step and KV blocks. Raises
+    like `measure_server`.
+    """
+    async with GenerationClient(address) as client:
+        samples = await measure_server(client, max_running, max_step_tokens, rng)
+        group = (await client.ledger()).groups[0]
+    if not group.sum.block_bytes:
+        raise ValueError("the server does not know how many bytes its blocks have")
+    known = group.sum.weight_bytes + group.sum.activation_bytes + group.sum.blocks.total
+    cost = fit_cost(samples, group.sum.block_bytes, UNKNOWN_LINK)
+    return Device(f"{group.device} serving {group.model}", known, cost)
 
 
 async def measure_server(

@@ -2,11 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockyard.cluster.commands.errors import EXIT_INTERRUPTED, EXIT_MISUSED, fail
+from blockyard.cluster.commands.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_MISUSED,
+    fail,
+    reported_errors,
+)
+
+if TYPE_CHECKING:
+    from blockyard.scheduler.simulated.devices import Device
 
 __all__ = ["calibrate"]
 
@@ -25,6 +33,14 @@ def calibrate(
     ] = None,
     max_running: Annotated[int, typer.Option(help="Most requests in one step.", min=1)] = 256,
     max_step_tokens: Annotated[int, typer.Option(help="Most tokens in one step.", min=2)] = 512,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure the server at HOST:PORT instead, with all that serving costs; it must "
+            "have one group and nothing else to do.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Measure what steps cost here with a model; give the limits that `blockyard serve` has.
 
@@ -33,7 +49,6 @@ def calibrate(
     from blockyard.cluster.capacity.calibration import CALIBRATION_BLOCKS, calibrate_device
     from blockyard.cluster.commands.progress import TerminalProgress
     from blockyard.scheduler.config import SchedulerConfig
-    from blockyard.scheduler.simulated.devices import device_to_json
     from blockyard.workers.catalog import ModelUnavailable, resolve_model
     from blockyard.workers.config import WorkerConfig
     from blockyard.workers.description import ModelFilesError, describe_model
@@ -41,6 +56,9 @@ def calibrate(
 
     if not output.expanduser().parent.is_dir():
         raise fail(f"there is no folder for {output}", EXIT_MISUSED)
+    if address is not None:
+        _write(output, _measure_server(address, max_running, max_step_tokens), model)
+        return
     try:
         with TerminalProgress() as progress:
             description = describe_model(resolve_model(model, None, progress), model)
@@ -81,12 +99,33 @@ def calibrate(
         raise fail(str(error), EXIT_MISUSED) from None
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    _write(output, measured, model)
+
+
+def _write(output: Path, measured: "Device", model: str) -> None:
+    from blockyard.scheduler.simulated.devices import device_to_json
+
     output.expanduser().write_text(
         json.dumps(device_to_json(measured), indent=2) + "\n", encoding="utf-8"
     )
     typer.echo(
         f"wrote {output}; replay with: blockyard replay TRACE --model {model} --gpu {output}"
     )
+
+
+def _measure_server(address: str, max_running: int, max_step_tokens: int) -> "Device":
+    import asyncio
+    import random
+
+    from blockyard.cluster.capacity.server_calibration import calibrate_server
+
+    with reported_errors(address):
+        try:
+            return asyncio.run(
+                calibrate_server(address, max_running, max_step_tokens, random.Random())
+            )
+        except ValueError as error:
+            raise fail(str(error)) from None
 
 
 def _memory_bytes(device: str) -> int:

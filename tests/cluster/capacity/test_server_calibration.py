@@ -1,0 +1,62 @@
+"""Costs measured through a server's own timings: here of a server that is made of a cost model."""
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blockyard.cluster.capacity.server_calibration import measure_server
+from blockyard.scheduler.simulated.measured_cost import MeasuredCost, fit_cost
+
+TRUE = MeasuredCost((1, 8, 64, 512), (0.01, 0.012, 0.02, 0.1), 0.0005, 2e-6, 0.0, 4096, 1e9)
+
+
+class Server:
+    """Tells of each request what it would have taken beside all that came at the same time."""
+
+    def __init__(self, groups: int = 1) -> None:
+        self.groups = groups
+        self.asked: list[tuple[int, int, int]] = []
+        self._together: list[Any] = []
+
+    async def ledger(self) -> Any:
+        return SimpleNamespace(groups=[SimpleNamespace()] * self.groups)
+
+    async def generate(self, request: Any) -> Any:
+        self._together.append(request)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        rows = len(self._together)
+        prompt, output = len(request.tokens.ids), request.sampling.max_tokens
+        self.asked.append((rows, prompt, output))
+        steps = [
+            TRUE.decode_seconds(rows, rows * (prompt + 1 + step)) for step in range(output - 1)
+        ]
+        prefill = TRUE.compute_seconds([0], [prompt])
+        if request is self._together[-1]:
+            self._together.clear()
+        return SimpleNamespace(
+            timings=SimpleNamespace(prefill_seconds=prefill, decode_seconds=sum(steps))
+        )
+
+
+async def test_the_costs_of_a_server_are_found_from_its_timings() -> None:
+    server = Server()
+    samples = await measure_server(server, 12, 512, random.Random(1))  # type: ignore[arg-type]
+    found = fit_cost(samples, 4096, 1e9)
+    for rows, context in ((1, 40), (4, 400), (12, 800)):
+        exact = TRUE.decode_seconds(rows, context)
+        assert found.decode_seconds(rows, context) == pytest.approx(exact, rel=0.05)
+    for tokens in (64, 300, 512):
+        exact = TRUE.compute_seconds([0], [tokens])
+        assert found.compute_seconds([0], [tokens]) == pytest.approx(exact, rel=0.1)
+    assert {rows for rows, _, output in server.asked if output > 4} == {1, 2, 4, 8, 12}
+    assert max(prompt for _, prompt, _ in server.asked) == 512
+    assert max(rows * prompt for rows, prompt, _ in server.asked) <= 4 * 512
+
+
+async def test_two_groups_cannot_be_told_apart() -> None:
+    with pytest.raises(ValueError, match="2 groups"):
+        await measure_server(Server(2), 8, 512, random.Random(1))  # type: ignore[arg-type]
