@@ -26,7 +26,7 @@ help: ## list the targets
 		| while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
 	@echo "Another interpreter: make setup PYTHON=python3.12"
 
-setup: $(STAMPS)/run $(STAMPS)/model ## make .venv, install Blockyard, fetch the default model (once)
+setup: $(STAMPS)/run $(STAMPS)/model $(STAMPS)/native ## make .venv, install Blockyard, fetch the default model (once)
 
 demo: setup ## start a local cluster, ask the default model a question, show the books, stop
 	$(BIN)/blockyard demo
@@ -123,6 +123,11 @@ $(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv
 
 $(STAMPS)/model: | $(STAMPS)/run
 	$(BIN)/blockyard model fetch
+	@touch $@
+
+# Builds the native code for this CPU, where a compiler is, and says what is in use.
+$(STAMPS)/native: | $(STAMPS)/run
+	$(BIN)/blockyard doctor
 	@touch $@
 
 # pip's report holds every package it would install. Left out: a local build tag such as +cpu, which

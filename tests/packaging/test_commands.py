@@ -74,10 +74,11 @@ def workshop(tmp_path: Path) -> Workshop:
 def test_setup_installs_and_fetches_once(workshop: Workshop) -> None:
     ran = workshop.make("setup")
     assert ran.returncode == 0, ran.stderr
-    installed, fetched = workshop.calls()[-2:]
+    installed, fetched, built = workshop.calls()[-3:]
     assert installed.startswith("python -m pip install")
     assert installed.endswith("-c constraints.txt -e .")
     assert fetched == "blockyard model fetch"
+    assert built == "blockyard doctor"
     assert workshop.make("setup").returncode == 0
     assert workshop.calls() == []
 
@@ -104,7 +105,11 @@ def test_a_failed_installation_is_tried_again(workshop: Workshop) -> None:
     assert workshop.make("setup", FAILING=install).returncode != 0
     workshop.calls()
     assert workshop.make("setup").returncode == 0
-    assert workshop.calls() == [f"python {install}", "blockyard model fetch"]
+    assert workshop.calls() == [
+        f"python {install}",
+        "blockyard model fetch",
+        "blockyard doctor",
+    ]
 
 
 def test_the_second_demo_and_test_install_nothing(workshop: Workshop) -> None:
@@ -168,7 +173,7 @@ def test_targets_that_a_document_names_exist(document: str) -> None:
 
 
 COMMANDS = sorted(
-    {"demo", "model fetch"}  # the Makefile's own
+    {"demo", "doctor", "model fetch"}  # the Makefile's own
     | {
         match[1]
         for document in DOCUMENTS

@@ -88,9 +88,18 @@ def build_library(cache_dir: Path | None = None, sources: Path = SOURCES) -> Pat
     if platform.machine() not in ("x86_64", "AMD64") or not features >= NEEDED_FEATURES:
         lacking = ", ".join(sorted(NEEDED_FEATURES - features))
         raise NativeUnavailable(f"this processor ({platform.machine()}) lacks {lacking}")
-    compiler = find_compiler()
     folder = cache_dir if cache_dir is not None else default_cache_dir()
-    library = folder / f"cpu-{_fingerprint(sources, compiler, features)}.so"
+    stem = f"cpu-{_fingerprint(sources, features)}"
+    try:
+        compiler = find_compiler()
+    except NativeUnavailable:
+        # As in an image that was built with a compiler and runs without.
+        built = sorted(folder.glob(f"{stem}-*.so"))
+        if not built:
+            raise
+        return built[0]
+    told = hashlib.sha256(f"{compiler.path} {compiler.version}".encode()).hexdigest()[:8]
+    library = folder / f"{stem}-{told}.so"
     if library.is_file():
         return library
     try:
@@ -123,10 +132,10 @@ def _compile(compiler: Compiler, sources: Path, library: Path) -> None:
         os.replace(built, library)
 
 
-def _fingerprint(sources: Path, compiler: Compiler, features: frozenset[str]) -> str:
+def _fingerprint(sources: Path, features: frozenset[str]) -> str:
     digest = hashlib.sha256()
     for path in sorted(sources.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    for part in (*FLAGS, compiler.path, compiler.version, *sorted(features)):
+    for part in (*FLAGS, *sorted(features)):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:24]

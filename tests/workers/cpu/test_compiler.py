@@ -76,6 +76,18 @@ def test_no_compiler_and_what_would_help(
         build_library(tmp_path / "cache", sources)
 
 
+def test_what_a_compiler_has_built_serves_where_there_is_none(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build_library(tmp_path / "cache", sources)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert build_library(tmp_path / "cache", sources) == built
+    (sources / "answer.hpp").write_text("constexpr int answer = 43;\n")
+    with pytest.raises(NativeUnavailable, match="install one"):
+        build_library(tmp_path / "cache", sources)
+
+
 def test_a_processor_without_the_instructions_is_refused(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
