@@ -7,7 +7,14 @@ import torch
 from blockyard.cuda.backend import AttentionForm, LayerKV
 from blockyard.cuda.launch import address
 
-__all__ = ["MULTIPROCESSOR_BYTES", "attention_arguments", "attention_defines", "padded_row_bytes"]
+__all__ = [
+    "MULTIPROCESSOR_BYTES",
+    "attention_defines",
+    "layer_key",
+    "padded_row_bytes",
+    "set_layer",
+    "set_output",
+]
 
 MULTIPROCESSOR_BYTES = 226 << 10
 """Shared memory of a multiprocessor of Hopper, less what each of two thread blocks keeps back."""
@@ -31,34 +38,45 @@ def padded_row_bytes(head_dim: int, dtype: torch.dtype) -> int:
     return 16 * (chunks if chunks % 8 == 0 or chunks == 4 else chunks | 1)
 
 
-def attention_arguments(
-    layout: np.dtype[np.void],
+def layer_key(kv: LayerKV, queries: torch.Tensor, form: AttentionForm) -> tuple[object, ...]:
+    """What layers must have in common to be launched with the same kernels and work list."""
+    return (
+        queries.shape[1:],
+        queries.dtype,
+        kv.blocks.shape[2],
+        kv.blocks.dtype,
+        form.window,
+        form.soft_cap is None,
+    )
+
+
+def set_layer(
+    arguments: npt.NDArray[np.void],
     kv: LayerKV,
     queries: torch.Tensor,
     form: AttentionForm,
-    output: torch.Tensor,
-    block_tables: torch.Tensor,
-) -> npt.NDArray[np.void]:
-    """A kernel's struct with all that depends on the layer and its tensors.
+) -> None:
+    """Put what one layer reads into a kernel's struct.
 
-    `queries` and `output` are `[tokens, heads, head_dim]`, contiguous but for the tokens.
+    `queries` is `[tokens, heads, head_dim]`, contiguous but for the tokens.
     """
-    arguments = np.zeros(1, layout)
     item = kv.blocks.element_size()
-    arguments["queries"] = address(queries)
-    arguments["keys"] = address(kv.blocks)
-    arguments["values"] = address(kv.blocks) + kv.blocks.stride(1) * item
-    arguments["block_tables"] = address(block_tables)
+    keys = kv.blocks.data_ptr()
+    arguments["queries"] = queries.data_ptr()
+    arguments["keys"] = keys
+    arguments["values"] = keys + kv.blocks.stride(1) * item
     if kv.scales is not None:
-        arguments["key_scales"] = address(kv.scales)
-        arguments["value_scales"] = address(kv.scales[1])
-    arguments["sinks"] = address(form.sinks)
-    arguments["output"] = address(output)
+        arguments["key_scales"] = kv.scales.data_ptr()
+        arguments["value_scales"] = kv.scales[1].data_ptr()
     arguments["block_stride"] = kv.blocks.stride(0) * item
     arguments["head_stride"] = kv.blocks.stride(2) * item
     arguments["query_stride"] = queries.stride(0)
-    arguments["output_stride"] = output.stride(0)
-    arguments["table_stride"] = block_tables.stride(0)
     arguments["scale"] = form.scale
     arguments["soft_cap"] = form.soft_cap or 0.0
-    return arguments
+
+
+def set_output(arguments: npt.NDArray[np.void], form: AttentionForm, output: torch.Tensor) -> None:
+    """Put where one layer's results go into a kernel's struct; who writes them adds the sinks."""
+    arguments["sinks"] = address(form.sinks)
+    arguments["output"] = output.data_ptr()
+    arguments["output_stride"] = output.stride(0)

@@ -13,12 +13,14 @@ import torch
 
 from blockyard.cuda.attention_arguments import (
     MULTIPROCESSOR_BYTES,
-    attention_arguments,
     attention_defines,
+    layer_key,
     padded_row_bytes,
+    set_layer,
+    set_output,
 )
 from blockyard.cuda.backend import AttentionForm, LayerKV
-from blockyard.cuda.launch import KernelLibrary, address
+from blockyard.cuda.launch import KernelLibrary, Launch, address
 from blockyard.cuda.prefill import tile_rows, tile_shared_bytes
 from blockyard.cuda.shared_prefix import PrefixPlan, find_shared_prefixes, plan_prefixes
 from blockyard.cuda.sources import Build
@@ -135,6 +137,7 @@ class DecodeAttention:
         self._slots = slots
         self._device = device
         self._plans: dict[tuple[int, int | None], _UploadedPlan] = {}
+        self._launches: dict[tuple[object, ...], _Launches] = {}
 
     def attend(
         self, kv: LayerKV, queries: torch.Tensor, form: AttentionForm, output: torch.Tensor
@@ -143,6 +146,21 @@ class DecodeAttention:
 
         `queries` and `output` are `[tokens, heads, head_dim]`, contiguous but for the tokens.
         """
+        key = layer_key(kv, queries, form)
+        launches = self._launches.get(key)
+        if launches is None:
+            launches = self._launches[key] = self._prepare(kv, queries, form)
+        if launches.prefix is not None:
+            set_layer(launches.prefix.arguments, kv, queries, form)
+            launches.prefix.run()
+        set_layer(launches.decode.arguments, kv, queries, form)
+        set_output(launches.decode.arguments, form, output)
+        launches.decode.run()
+        if launches.merge is not None:
+            set_output(launches.merge.arguments, form, output)
+            launches.merge.run()
+
+    def _prepare(self, kv: LayerKV, queries: torch.Tensor, form: AttentionForm) -> "_Launches":
         heads, head_dim = queries.shape[1:]
         kv_heads = kv.blocks.shape[2]
         sharing = heads // kv_heads
@@ -155,52 +173,45 @@ class DecodeAttention:
             form.soft_cap is not None,
         )
         plan = self._plan(kv_heads, form.window, sharing, head_dim)
-        if plan.prefixes:
-            self._attend_prefixes(plan, build, kv, queries, form, output)
-        decode = self._library.kernel(build, "decode_attention")
-        arguments = attention_arguments(
-            decode.arguments, kv, queries, form, output, self._rows.block_tables
-        )
-        for name in ("work", "partials", "num_work", "tokens"):
-            arguments[name] = plan.upload[name]
-        arguments["partial_output"] = address(plan.partial_output)
-        arguments["partial_lse"] = address(plan.partial_lse)
-        decode(plan.num_items, _THREADS, arguments, decode_shared_bytes(build))
-        if plan.num_partials:
-            merge = self._library.kernel(build, "merge_partials")
-            arguments = np.zeros(1, merge.arguments)
-            for name in ("first", "count", "tokens"):
-                arguments[name] = plan.upload[name]
+
+        def launch(
+            of: Build, name: str, grid: int, block: int, shared_bytes: int, *arrays: str
+        ) -> Launch:
+            kernel = self._library.kernel(of, name)
+            arguments = np.zeros(1, kernel.arguments)
+            for array in arrays:
+                arguments[array] = plan.upload[array]
             arguments["partial_output"] = address(plan.partial_output)
             arguments["partial_lse"] = address(plan.partial_lse)
-            arguments["sinks"] = address(form.sinks)
-            arguments["output"] = address(output)
-            arguments["output_stride"] = output.stride(0)
-            arguments["heads"] = heads
-            merge(len(self._rows.lengths) * heads, head_dim, arguments)
+            return Launch(kernel, grid, block, arguments, shared_bytes)
 
-    def _attend_prefixes(
-        self,
-        plan: "_UploadedPlan",
-        decode: Build,
-        kv: LayerKV,
-        queries: torch.Tensor,
-        form: AttentionForm,
-        output: torch.Tensor,
-    ) -> None:
-        """Make the partial results of shared prefixes."""
-        kernel = self._library.kernel(cascade_build(decode), "attend_shared_prefix")
-        arguments = attention_arguments(
-            kernel.arguments, kv, queries, form, output, self._rows.block_tables
+        prefix = merge = None
+        decode = launch(
+            build,
+            "decode_attention",
+            plan.num_items,
+            _THREADS,
+            decode_shared_bytes(build),
+            *("work", "partials", "num_work", "tokens"),
         )
-        arguments["work"] = plan.upload["prefix_work"]
-        for name in ("ranges", "first_members", "members", "tokens", "first"):
-            arguments[name] = plan.upload[name]
-        arguments["partial_output"] = address(plan.partial_output)
-        arguments["partial_lse"] = address(plan.partial_lse)
-        arguments["kv_heads"] = kv.blocks.shape[2]
-        shared_bytes = tile_shared_bytes(queries.shape[2], kv.blocks.dtype)
-        kernel(plan.prefixes, _THREADS, arguments, shared_bytes)
+        if plan.num_prefix_items:
+            prefix = launch(
+                cascade_build(build),
+                "attend_shared_prefix",
+                plan.num_prefix_items,
+                _THREADS,
+                tile_shared_bytes(head_dim, kv.blocks.dtype),
+                *("prefix_work", "ranges", "first_members", "members", "tokens", "first"),
+            )
+            prefix.arguments["kv_heads"] = kv_heads
+        for each in (decode, *((prefix,) if prefix else ())):
+            each.arguments["block_tables"] = address(self._rows.block_tables)
+            each.arguments["table_stride"] = self._rows.block_tables.stride(0)
+        if plan.num_partials:
+            grid = len(self._rows.lengths) * heads
+            merge = launch(build, "merge_partials", grid, head_dim, 0, "first", "count", "tokens")
+            merge.arguments["heads"] = heads
+        return _Launches(prefix, decode, merge)
 
     def _plan(
         self, kv_heads: int, window: int | None, sharing: int, head_dim: int
@@ -226,11 +237,17 @@ class DecodeAttention:
         return found
 
 
-class _UploadedPlan:
-    """A work list on the device, and room for its partial results.
+@dataclass(frozen=True, slots=True)
+class _Launches:
+    """What layers of one kind launch, in this order."""
 
-    `prefixes` counts the items of work on shared prefixes.
-    """
+    prefix: Launch | None
+    decode: Launch
+    merge: Launch | None
+
+
+class _UploadedPlan:
+    """A work list on the device, and room for its partial results."""
 
     def __init__(
         self,
@@ -243,7 +260,7 @@ class _UploadedPlan:
     ) -> None:
         self.num_items = len(plan.work)
         self.num_partials = plan.num_partials
-        self.prefixes = 0 if prefixes is None else len(prefixes.work)
+        self.num_prefix_items = 0 if prefixes is None else len(prefixes.work)
         arrays = {
             "work": plan.work,
             "partials": plan.partials,

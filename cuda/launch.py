@@ -16,7 +16,7 @@ import torch
 from blockyard.cuda.compiler import Compiler
 from blockyard.cuda.sources import Build
 
-__all__ = ["GpuKernel", "GpuLibrary", "Kernel", "KernelLibrary", "address", "device_arch"]
+__all__ = ["GpuKernel", "GpuLibrary", "Kernel", "KernelLibrary", "Launch", "address", "device_arch"]
 
 
 class Kernel(Protocol):
@@ -44,6 +44,21 @@ class KernelLibrary(Protocol):
     def kernel(self, build: Build, name: str) -> Kernel:
         """The kernel `name` of a build, compiled and loaded when first asked for."""
         ...
+
+
+@dataclass(slots=True)
+class Launch:
+    """A kernel with its arguments, made once and launched for layer after layer."""
+
+    kernel: Kernel
+    grid: int
+    block: int
+    arguments: npt.NDArray[np.void]
+    shared_bytes: int = 0
+
+    def run(self) -> None:
+        """Launch with the arguments as they are now."""
+        self.kernel(self.grid, self.block, self.arguments, self.shared_bytes)
 
 
 class GpuLibrary:

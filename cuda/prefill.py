@@ -12,12 +12,14 @@ import torch
 
 from blockyard.cuda.attention_arguments import (
     MULTIPROCESSOR_BYTES,
-    attention_arguments,
     attention_defines,
+    layer_key,
     padded_row_bytes,
+    set_layer,
+    set_output,
 )
 from blockyard.cuda.backend import AttentionForm, LayerKV
-from blockyard.cuda.launch import KernelLibrary, address
+from blockyard.cuda.launch import KernelLibrary, Launch, address
 from blockyard.cuda.sources import Build
 from blockyard.cuda.tile_plan import TilePlan, plan_tiles
 from blockyard.cuda.upload import Upload
@@ -96,6 +98,7 @@ class PrefillAttention:
         self._slots = slots
         self._device = device
         self._plans: dict[tuple[int, int | None], _UploadedPlan] = {}
+        self._launches: dict[tuple[object, ...], tuple[Launch, Launch | None]] = {}
 
     def attend(
         self, kv: LayerKV, queries: torch.Tensor, form: AttentionForm, output: torch.Tensor
@@ -104,6 +107,21 @@ class PrefillAttention:
 
         `queries` and `output` are `[tokens, heads, head_dim]`, contiguous but for the tokens.
         """
+        key = layer_key(kv, queries, form)
+        launches = self._launches.get(key)
+        if launches is None:
+            launches = self._launches[key] = self._prepare(kv, queries, form)
+        prefill, merge = launches
+        set_layer(prefill.arguments, kv, queries, form)
+        set_output(prefill.arguments, form, output)
+        prefill.run()
+        if merge is not None:
+            set_output(merge.arguments, form, output)
+            merge.run()
+
+    def _prepare(
+        self, kv: LayerKV, queries: torch.Tensor, form: AttentionForm
+    ) -> tuple[Launch, Launch | None]:
         rows = self._rows
         heads, head_dim = queries.shape[1:]
         kv_heads = kv.blocks.shape[2]
@@ -117,27 +135,32 @@ class PrefillAttention:
             form.soft_cap is not None,
         )
         plan = self._plan(kv_heads, sharing, head_dim, form.window)
-        prefill = self._library.kernel(build, "prefill_attention")
-        arguments = attention_arguments(
-            prefill.arguments, kv, queries, form, output, rows.block_tables
-        )
-        for name in ("work", "ranges", "first_tokens", "counts", "starts"):
-            arguments[name] = plan.upload[name]
-        arguments["partial_output"] = address(plan.partial_output)
-        arguments["partial_lse"] = address(plan.partial_lse)
-        arguments["window"] = _ALL if form.window is None else form.window
-        prefill(plan.num_items, _THREADS, arguments, tile_shared_bytes(head_dim, kv.blocks.dtype))
-        if plan.num_tiles:
-            merge = self._library.kernel(build, "merge_tiles")
-            arguments = np.zeros(1, merge.arguments)
-            for name in ("tiles", "num_partials", "first_tokens", "counts"):
-                arguments[name] = plan.upload[name]
+
+        def launch(name: str, grid: int, block: int, shared_bytes: int, *arrays: str) -> Launch:
+            kernel = self._library.kernel(build, name)
+            arguments = np.zeros(1, kernel.arguments)
+            for array in arrays:
+                arguments[array] = plan.upload[array]
             arguments["partial_output"] = address(plan.partial_output)
             arguments["partial_lse"] = address(plan.partial_lse)
-            arguments["sinks"] = address(form.sinks)
-            arguments["output"] = address(output)
-            arguments["output_stride"] = output.stride(0)
-            merge(plan.num_tiles * tile_rows(head_dim), head_dim, arguments)
+            return Launch(kernel, grid, block, arguments, shared_bytes)
+
+        shared_bytes = tile_shared_bytes(head_dim, kv.blocks.dtype)
+        prefill = launch(
+            "prefill_attention",
+            plan.num_items,
+            _THREADS,
+            shared_bytes,
+            *("work", "ranges", "first_tokens", "counts", "starts"),
+        )
+        prefill.arguments["block_tables"] = address(rows.block_tables)
+        prefill.arguments["table_stride"] = rows.block_tables.stride(0)
+        prefill.arguments["window"] = _ALL if form.window is None else form.window
+        if not plan.num_tiles:
+            return prefill, None
+        names = ("tiles", "num_partials", "first_tokens", "counts")
+        grid = plan.num_tiles * tile_rows(head_dim)
+        return prefill, launch("merge_tiles", grid, head_dim, 0, *names)
 
     def _plan(
         self, kv_heads: int, sharing: int, head_dim: int, window: int | None

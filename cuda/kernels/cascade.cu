@@ -13,7 +13,7 @@ struct CascadeArguments {
   const uint8_t* keys;        // this layer's, in block 0
   const uint8_t* values;
   const int* block_tables;    // [requests][table_stride]
-  const int4* work;           // {group, KV head, first row, piece}
+  const int4* prefix_work;    // {group, KV head, first row, piece}
   const int2* ranges;         // [work] {first position, position past the last}
   const int* first_members;   // [groups + 1] where a group's members begin
   const int* members;         // requests, group after group
@@ -21,14 +21,11 @@ struct CascadeArguments {
   const int* first;           // [requests][KV heads] the first of its partial results
   const float* key_scales;    // [KV heads], or null
   const float* value_scales;
-  const float* sinks;         // not used: merge_partials adds them
-  Number* output;             // not used
   float* partial_output;      // [partials][GROUP][dim]
   float* partial_lse;         // [partials][GROUP], base 2
   int64_t block_stride;       // bytes
   int64_t head_stride;        // bytes
   int64_t query_stride;       // numbers, between tokens
-  int64_t output_stride;      // not used
   int table_stride;
   int kv_heads;
   float scale;
@@ -45,7 +42,7 @@ attend_shared_prefix(const __grid_constant__ CascadeArguments a) {
   const int warp = threadIdx.x >> 5, g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
   TileResult result;
   {
-    const int4 work = a.work[blockIdx.x];
+    const int4 work = a.prefix_work[blockIdx.x];
     const int kv_head = work.y, first_row = work.z;
     const int* members = a.members + a.first_members[work.x];
     const int rows = (a.first_members[work.x + 1] - a.first_members[work.x]) * kGroup;
@@ -74,7 +71,7 @@ attend_shared_prefix(const __grid_constant__ CascadeArguments a) {
                 (a.key_scales ? a.key_scales[kv_head] : 1.f) * a.scale, a.soft_cap);
   }
 
-  const int4 work = a.work[blockIdx.x];  // read anew: registers are short while it is computed
+  const int4 work = a.prefix_work[blockIdx.x];  // read anew: registers are short while it is computed
   const int kv_head = work.y;
   const int* members = a.members + a.first_members[work.x];
   const int rows = (a.first_members[work.x + 1] - a.first_members[work.x]) * kGroup;
