@@ -7,7 +7,7 @@ import asyncio
 from typing import Self
 
 from blockyard.cluster.books.group_books import GroupBooks
-from blockyard.cluster.dispatch import GroupReport, TokenStream
+from blockyard.cluster.dispatch import GroupReport, GroupYard, TokenStream
 from blockyard.cluster.engine import Engine
 from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.local_group import LocalGroup
@@ -78,6 +78,12 @@ class LocalDispatcher:
             self.engine.check()
         books = GroupBooks(self.engine.ledger(), audit="" if audit else None)
         return (GroupReport("local", self._model.name, self._device, "", books),)
+
+    async def yards(self, group_id: str, max_cells: int) -> tuple[GroupYard, ...]:
+        """The books with the contiguous shadow, and a picture of the pool."""
+        books = GroupBooks(self.engine.ledger(), self.engine.shadow.reports())
+        report = GroupReport("local", self._model.name, self._device, "", books)
+        return (GroupYard(report, self.engine.draw_yard(max_cells)),)
 
     async def ready(self) -> bool:
         """Whether the engine steps."""

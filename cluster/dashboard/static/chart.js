@@ -1,8 +1,9 @@
-// Shares of a memory over the last five minutes, as lines from 0 to 100 %.
+// Shares of a memory over as long as somebody watches, at most five minutes: lines from 0 to 100 %.
 
 import { named, onThemeChange, sharpen } from "./colours.js";
 
-const SECONDS = 300;
+const LEAST_SECONDS = 20;
+const MOST_SECONDS = 300;
 const LINES = [
   ["tokens", "real tokens"],
   ["reservation", "reserved, not produced"],
@@ -35,7 +36,7 @@ export class Chart {
 
   add(time, shares) {
     this.samples.push({ time, shares });
-    while (this.samples[0].time < time - SECONDS) this.samples.shift();
+    while (this.samples[0].time < time - MOST_SECONDS) this.samples.shift();
     for (const [name, value] of this.values) value.textContent = `${(100 * shares[name]).toFixed(1)} %`;
     this.canvas.setAttribute("aria-label", LINES.map(([name, words]) => `${words} ${(100 * shares[name]).toFixed(1)} %`).join(", "));
     this.draw();
@@ -60,13 +61,14 @@ export class Chart {
       context.lineTo(width, Math.round(y(share)) + 0.5);
       context.stroke();
     }
-    context.fillText("5 minutes ago", left, height - 7);
+    const end = this.samples.at(-1)?.time ?? 0;
+    const seconds = Math.max(LEAST_SECONDS, end - (this.samples[0]?.time ?? 0));
+    context.fillText(`${Math.round(seconds)} s ago`, left, height - 7);
     context.textAlign = "right";
     context.fillText("now", width - 2, height - 7);
     context.textAlign = "left";
     if (this.samples.length === 0) return;
-    const end = this.samples.at(-1).time;
-    const x = (time) => width - ((end - time) / SECONDS) * (width - left);
+    const x = (time) => width - ((end - time) / seconds) * (width - left);
     context.lineWidth = 2;
     context.lineJoin = "round";
     for (const [name] of LINES) {

@@ -23,10 +23,19 @@ function why(request) {
   return `${REASONS[request.reason] ?? request.reason}${short}${behind}${latest}`;
 }
 
+function tagOf(requestId) {
+  const tag = document.createElement("span");
+  tag.className = "tag";
+  tag.style.background = requestColour(requestId);
+  return tag;
+}
+
 const nameOf = (request) => request.request_id + (request.choice ? ` #${request.choice}` : "");
 
 export function showRequests(body, more, group) {
-  const listed = group.yard.requests.slice(0, MOST_ROWS);
+  // Those who wait come first: they are whom somebody looks for.
+  const waits = (request) => (request.state === "running" ? 1 : 0);
+  const listed = [...group.yard.requests].sort((a, b) => waits(a) - waits(b)).slice(0, MOST_ROWS);
   const rows = listed.map((request) => {
     const row = document.createElement("tr");
     const cells = [
@@ -39,10 +48,7 @@ export function showRequests(body, more, group) {
       if (index >= 3 && index <= 6) cell.className = "number";
       row.append(cell);
     });
-    const tag = document.createElement("span");
-    tag.className = "tag";
-    tag.style.background = requestColour(request.request_id);
-    row.firstChild.prepend(tag);
+    row.firstChild.prepend(tagOf(request.request_id));
     return row;
   });
   body.replaceChildren(...rows);
@@ -87,7 +93,7 @@ export class Preemptions {
   note(time, words, requestId) {
     const item = document.createElement("li");
     item.textContent = `${new Date(1000 * time).toLocaleTimeString()} · ${words}`;
-    if (requestId) item.style.color = requestColour(requestId);
+    if (requestId) item.prepend(tagOf(requestId));
     this.list.prepend(item);
     while (this.list.children.length > MOST_EVENTS) this.list.lastChild.remove();
   }
