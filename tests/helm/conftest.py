@@ -60,6 +60,7 @@ FULL: dict[str, Any] = {
     "ingress": {"replicas": 2},
     "service": {"type": "LoadBalancer", "port": 443},
     "grpcIngress": {"enabled": True, "host": "llm.example.org", "tlsSecret": "certificate"},
+    "httpIngress": {"enabled": True, "host": "http.example.org", "yardPage": True},
     "networkPolicy": {"egress": {"enabled": True}},
     "podDisruptionBudget": {"head": 1, "central": 1, "ingress": 1, "engine": 2},
     "monitoring": {

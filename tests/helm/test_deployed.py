@@ -67,12 +67,22 @@ def test_a_rendered_config_serves(render: Callable[..., Any], tmp_path: Path) ->
     names = ("first", "second")
     values = {
         "models": [model | {"name": name} for name in names],
-        "server": {"grpcPort": free_port(), "metricsPort": free_port(), "drainSeconds": 5},
+        "server": {
+            "grpcPort": free_port(),
+            "httpPort": free_port(),
+            "metricsPort": free_port(),
+            "drainSeconds": 5,
+        },
     }
     rendered = render(values)
     config = rendered.serve_config
     # In a pod it is for others to reach; here it stays on this machine.
-    local = {"grpc_host": "127.0.0.1", "metrics_host": "127.0.0.1", "wire_host": "127.0.0.1"}
+    local = {
+        "grpc_host": "127.0.0.1",
+        "http_host": "127.0.0.1",
+        "metrics_host": "127.0.0.1",
+        "wire_host": "127.0.0.1",
+    }
     config["applications"][0]["args"] |= local
     offered: dict[str, int] = {}
     labels: dict[str, str] = {}

@@ -11,11 +11,13 @@ def test_the_service_leads_to_the_ingress_pods(render: Callable[..., Any]) -> No
     [service] = render().of_kind("Service")
     assert service["spec"]["selector"] == INGRESS_PODS
     ports = {port["name"]: port for port in service["spec"]["ports"]}
-    assert set(ports) == {"grpc", "metrics"}
+    assert set(ports) == {"grpc", "http", "metrics"}
     # Load balancers and meshes speak HTTP/2 without TLS to it.
     assert ports["grpc"]["appProtocol"] == "kubernetes.io/h2c"
     [proxied] = render({"serveProxy": {"enabled": True}}).of_kind("Service")
-    assert [port["name"] for port in proxied["spec"]["ports"]] == ["grpc", "grpc-proxy", "metrics"]
+    assert [port["name"] for port in proxied["spec"]["ports"]] == [
+        *("grpc", "http", "grpc-proxy", "metrics"),
+    ]
 
 
 def test_the_named_ports_are_the_containers(
@@ -39,7 +41,7 @@ def test_the_named_ports_are_the_containers(
 
 
 def test_grpc_from_outside(render: Callable[..., Any], full: dict[str, Any]) -> None:
-    [ingress] = render(full).of_kind("Ingress")
+    ingress = render(full).of_kind("Ingress")[0]
     notes = ingress["metadata"]["annotations"]
     assert notes["nginx.ingress.kubernetes.io/backend-protocol"] == "GRPC"
     assert int(notes["nginx.ingress.kubernetes.io/proxy-read-timeout"]) >= 3600
@@ -48,6 +50,18 @@ def test_grpc_from_outside(render: Callable[..., Any], full: dict[str, Any]) -> 
     [path] = rule["http"]["paths"]
     backend = path["backend"]["service"]
     assert backend == {"name": "demo-blockyard", "port": {"name": "grpc"}}
+
+
+def test_http_from_outside(render: Callable[..., Any]) -> None:
+    for yard_page in (True, False):
+        values = {"enabled": True, "host": "llm.example.org", "yardPage": yard_page}
+        [ingress] = render({"httpIngress": values}).of_kind("Ingress")
+        paths = ingress["spec"]["rules"][0]["http"]["paths"]
+        # Metrics, health and the yard page are for insiders unless said otherwise.
+        assert [path["path"] for path in paths] == ["/v1", *(["/yard"] if yard_page else [])]
+        assert paths[0]["backend"]["service"]["port"] == {"name": "http"}
+        notes = ingress["metadata"]["annotations"]
+        assert notes["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
 
 
 def test_policies_let_in_what_must_come_in(render: Callable[..., Any]) -> None:
@@ -67,9 +81,8 @@ def test_policies_let_in_what_must_come_in(render: Callable[..., Any]) -> None:
     assert scrapers["from"] == peers["monitoring"]
     clients = policies["demo-blockyard-clients"]
     assert clients["podSelector"] == {"matchLabels": INGRESS_PODS}
-    assert clients["ingress"] == [
-        {"from": peers["clients"], "ports": [{"protocol": "TCP", "port": "grpc"}]}
-    ]
+    ports = [{"protocol": "TCP", "port": name} for name in ("grpc", "http")]
+    assert clients["ingress"] == [{"from": peers["clients"], "ports": ports}]
     operator = policies["demo-blockyard-operator"]
     assert operator["ingress"][0]["from"] == peers["operator"]
 

@@ -61,6 +61,11 @@ BY_THE_CHART: list[tuple[dict[str, Any], str]] = [
         {"models": [MODEL | {"revision": "main"}]},
         "models: a has a revision, but only a hub repository (org/name) has revisions",
     ),
+    (
+        {"models": [MODEL | {"device": "cuda", "weights": "int8"}]},
+        "models: a has weights int8, which is for CPUs, but it runs on a GPU",
+    ),
+    ({"server": {"httpPort": 9464}}, "server: grpcPort, httpPort and metricsPort must differ"),
     ({"models": [MODEL | {"device": "cuda", "threads": 4}]}, "models: a has threads, but"),
     ({"models": [MODEL | {"gpu": {"product": "x"}}]}, "models: a has gpu, but its device is cpu"),
     (

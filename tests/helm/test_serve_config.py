@@ -1,6 +1,7 @@
 """What Ray Serve is told: by Serve's own schema, and as the product itself reads it."""
 
 import importlib
+import json
 import re
 import warnings
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from blockyard.scheduler.config import PreemptionPolicy
+from blockyard.workers.config import DEVICES, DTYPES, WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[2]
 WITNESS = {"name": "witness", "groups": 2, "device": "cpu"}
@@ -44,6 +46,7 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
     own = {
         "servedName": "clients-say",
         "dtype": "float32",
+        "weights": "int8",
         "blockSize": 32,
         "blocks": 100,
         "hostBlocks": 7,
@@ -59,7 +62,7 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
     values = {
         "models": [WITNESS | own, WITNESS | {"name": "other", "id": "witness"}],
         "modelDefaults": {"blockSize": 8},
-        "server": {"grpcPort": 6000, "metricsPort": 6001, "drainSeconds": 44},
+        "server": {"grpcPort": 6000, "httpPort": 6002, "metricsPort": 6001, "drainSeconds": 44},
         "ingress": {"replicas": 3},
     }
     args = render(values).serve_config["applications"][0]["args"]
@@ -73,6 +76,7 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
     assert (config.stall_seconds, config.num_groups, config.num_ranks) == (33, 2, 2)
     assert (config.grpc_host, config.grpc_port) == ("0.0.0.0", 6000)
     assert (config.metrics_host, config.metrics_port) == ("0.0.0.0", 6001)
+    assert (config.weights, config.http_host, config.http_port) == ("int8", "0.0.0.0", 6002)
     assert (config.drain_seconds, config.num_ingresses) == (44, 3)
     assert second.config.block_size == 8
     assert second.config.num_blocks is None
@@ -135,3 +139,14 @@ def test_versions_are_the_projects(chart: Path, render: Callable[..., Any]) -> N
     told = yaml.safe_load((chart / "Chart.yaml").read_text())
     [version] = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
     assert told["version"] == told["appVersion"] == version
+
+
+def test_choices_are_the_products(chart: Path) -> None:
+    schema = json.loads((chart / "values.schema.json").read_text())
+    for told in (schema["$defs"]["model"], schema["properties"]["modelDefaults"]):
+        offered = {name: value.get("enum") for name, value in told["properties"].items()}
+        assert offered["dtype"] == list(DTYPES)
+        assert offered["weights"] == list(WEIGHTS)
+        assert offered["preemption"] == [policy.value for policy in PreemptionPolicy]
+    # A chart knows before there are nodes; the server would look.
+    assert {*schema["$defs"]["model"]["properties"]["device"]["enum"], "auto"} == set(DEVICES)

@@ -26,6 +26,9 @@
 {{- if and .revision (not (contains "/" (default .name .id))) -}}
 {{- fail (printf "models: %s has a revision, but only a hub repository (org/name) has revisions" .name) -}}
 {{- end -}}
+{{- if and (eq .device "cuda") .weights (ne .weights "auto") -}}
+{{- fail (printf "models: %s has weights %s, which is for CPUs, but it runs on a GPU" .name .weights) -}}
+{{- end -}}
 {{- if and (eq .device "cuda") .threads -}}
 {{- fail (printf "models: %s has threads, but it runs on a GPU" .name) -}}
 {{- end -}}
@@ -44,6 +47,10 @@
 {{- end -}}
 {{- if and (ne .Values.modelStorage.type "emptyDir") (ne .Values.modelStorage.type "existingClaim") .Values.modelStorage.readOnly -}}
 {{- fail "modelStorage.readOnly is for existingClaim: a new claim is empty" -}}
+{{- end -}}
+{{- $ports := list (int .Values.server.grpcPort) (int .Values.server.httpPort) (int .Values.server.metricsPort) -}}
+{{- if ne (len $ports) (len (uniq $ports)) -}}
+{{- fail "server: grpcPort, httpPort and metricsPort must differ" -}}
 {{- end -}}
 {{- if and (gt (int .Values.podDisruptionBudget.ingress) 1) (ge (int .Values.podDisruptionBudget.ingress) (int .Values.ingress.replicas)) -}}
 {{- fail (printf "podDisruptionBudget.ingress is %v of %v pods; no node could ever be drained" .Values.podDisruptionBudget.ingress .Values.ingress.replicas) -}}

@@ -171,6 +171,7 @@ spec:
 {{- end }}
 {{- if eq .component "ingress" }}
 - {name: grpc, containerPort: {{ .root.Values.server.grpcPort }}}
+- {name: http, containerPort: {{ .root.Values.server.httpPort }}}
 - {name: metrics, containerPort: {{ .root.Values.server.metricsPort }}}
 {{- if .root.Values.serveProxy.enabled }}
 - {name: grpc-proxy, containerPort: {{ .root.Values.serveProxy.port }}}

@@ -12,7 +12,7 @@
   "num_groups" (int .groups)
   "num_ranks" (int (default 1 .tensorParallel)) -}}
 {{- $settings := merge (dict) . $.Values.modelDefaults -}}
-{{- range $ours, $theirs := dict "dtype" "dtype" "blockSize" "block_size" "blocks" "num_blocks" "hostBlocks" "num_host_blocks" "threads" "threads" "maxRunning" "max_running" "maxStepTokens" "max_step_tokens" "maxWaiting" "max_waiting" "preemption" "preemption" "stallSeconds" "stall_seconds" -}}
+{{- range $ours, $theirs := dict "dtype" "dtype" "weights" "weights" "blockSize" "block_size" "blocks" "num_blocks" "hostBlocks" "num_host_blocks" "threads" "threads" "maxRunning" "max_running" "maxStepTokens" "max_step_tokens" "maxWaiting" "max_waiting" "preemption" "preemption" "stallSeconds" "stall_seconds" -}}
 {{- if hasKey $settings $ours -}}
 {{- $value := get $settings $ours -}}
 {{- $_ := set $own $theirs (kindIs "string" $value | ternary $value (int64 (kindIs "string" $value | ternary 0 $value))) -}}
@@ -27,6 +27,8 @@
   "models" $models
   "grpc_host" "0.0.0.0"
   "grpc_port" (int $server.grpcPort)
+  "http_host" "0.0.0.0"
+  "http_port" (int $server.httpPort)
   "metrics_host" "0.0.0.0"
   "metrics_port" (int $server.metricsPort)
   "drain_seconds" (int $server.drainSeconds)
