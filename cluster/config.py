@@ -29,6 +29,8 @@ class ServeConfig:
         grpc_host, grpc_port: where each ingress listens for clients.
         http_host, http_port: where each ingress listens for clients of OpenAI's API; a port of None
             turns it off.
+        api_keys_file: file of the API keys that callers must show one of, on the ingress's node;
+            None lets everybody call.
         wire_host: address that engines, workers and the central scheduler listen on for one
             another; None means each node's own address in the cluster.
         metrics_host, metrics_port: where the ingress offers Prometheus metrics; a port of None
@@ -62,6 +64,7 @@ class ServeConfig:
     grpc_port: int = DEFAULT_GRPC_PORT
     http_host: str = LOOPBACK
     http_port: int | None = None
+    api_keys_file: str | None = None
     metrics_host: str = LOOPBACK
     metrics_port: int | None = None
     wire_host: str | None = None
@@ -90,6 +93,11 @@ class ServeConfig:
         for name in ("drain_seconds", "stall_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.api_keys_file is not None and self.serve_grpc_port is not None:
+            raise ValueError(
+                "api_keys_file and serve_grpc_port do not go together: Ray Serve's own proxy "
+                "checks no keys"
+            )
         _ = self.scheduler  # its own checks
 
     @property

@@ -19,8 +19,10 @@ from blockyard.cluster.grpc_handlers import (
     add_generation_to_server,
     add_health_to_server,
 )
+from blockyard.cluster.grpc_keys import KeyCheck, authorization_of
 from blockyard.cluster.grpc_status import call_status
 from blockyard.cluster.request.api_error import ApiError
+from blockyard.cluster.request.api_keys import KeyRing
 from blockyard.cluster.request.caller import Caller
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
 from blockyard.cluster.request.token_service import TokenService
@@ -61,12 +63,16 @@ class GrpcFront:
         dispatcher: Dispatcher,
         tokenizers: Mapping[str, ModelTokenizer],
         health_watch_interval_seconds: float = 1.0,
+        keys: KeyRing | None = None,
     ) -> None:
+        """With `keys` every call but those for health and reflection must show one of them."""
+        keys = keys if keys is not None else KeyRing()
         generation = GenerationApi(
-            GenerationService(dispatcher, tokenizers), TokenService(dispatcher, tokenizers)
+            GenerationService(dispatcher, tokenizers, keys=keys),
+            TokenService(dispatcher, tokenizers),
         )
-        self._server = grpc.aio.server(options=server_options())
-        add_generation_to_server(_GenerationServicer(generation), self._server)
+        self._server = grpc.aio.server(options=server_options(), interceptors=(KeyCheck(keys),))
+        add_generation_to_server(_GenerationServicer(generation, keys), self._server)
         self._cluster = ClusterApi(dispatcher, tokenizers)
         add_cluster_to_server(_ClusterServicer(self._cluster), self._server)
         add_health_to_server(
@@ -100,14 +106,15 @@ class GrpcFront:
 
 
 class _GenerationServicer:
-    def __init__(self, api: GenerationApi) -> None:
+    def __init__(self, api: GenerationApi, keys: KeyRing) -> None:
         self._api = api
+        self._keys = keys
 
     async def Generate(self, request: Any, context: Any) -> Any:
-        return await _answer(self._api.generate(request, _caller(context)), context)
+        return await _answer(self._api.generate(request, self._caller(context)), context)
 
     async def GenerateStream(self, request: Any, context: Any) -> None:
-        await _answer_stream(self._api.generate_stream(request, _caller(context)), context)
+        await _answer_stream(self._api.generate_stream(request, self._caller(context)), context)
 
     async def Tokenize(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.tokenize(request), context)
@@ -115,10 +122,10 @@ class _GenerationServicer:
     async def Detokenize(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.detokenize(request), context)
 
-
-def _caller(context: Any) -> Caller:
-    """Who calls, as far as a call itself tells."""
-    return Caller(deadline_seconds=context.time_remaining())
+    def _caller(self, context: Any) -> Caller:
+        """Who calls; that there is a key that lets it in was checked before."""
+        tenant = self._keys.tenant_of(authorization_of(context.invocation_metadata()))
+        return Caller(tenant, context.time_remaining())
 
 
 class _ClusterServicer:

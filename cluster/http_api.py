@@ -24,10 +24,13 @@ from blockyard.cluster.http.client_presence import EventStream, unless_left
 from blockyard.cluster.http.completion_answer import CompletionChunks, completion
 from blockyard.cluster.http.completion_request import CompletionRequest, read_completion_request
 from blockyard.cluster.http.http_errors import error_body, error_headers, http_status
+from blockyard.cluster.http.key_gate import KeyGate, caller_of
 from blockyard.cluster.http.prompt_streams import merged
 from blockyard.cluster.http.server_routes import ServerRoutes
 from blockyard.cluster.http.token_routes import read_detokenize, read_tokenize
 from blockyard.cluster.request.api_error import ApiCode, ApiError
+from blockyard.cluster.request.api_keys import KeyRing
+from blockyard.cluster.request.caller import Caller
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
 from blockyard.cluster.request.limits import invalid
 from blockyard.cluster.request.token_service import TokenService
@@ -54,8 +57,11 @@ class HttpApi:
         tokenizers: Mapping[str, ModelTokenizer],
         clock: Callable[[], float] = time.time,
         pages: Sequence[BaseRoute] = (),
+        keys: KeyRing | None = None,
     ) -> None:
-        self._service = GenerationService(dispatcher, tokenizers)
+        """With `keys` every call but probes must show one of them."""
+        keys = keys if keys is not None else KeyRing()
+        self._service = GenerationService(dispatcher, tokenizers, keys=keys)
         self._tokens = TokenService(dispatcher, tokenizers)
         self._clock = clock
         server = ServerRoutes(dispatcher, int(clock()))
@@ -70,25 +76,27 @@ class HttpApi:
             ("GET", "/ready", server.ready),
             ("GET", "/metrics", server.metrics),
         ]
-        self.app = Starlette(
+        app = Starlette(
             routes=[
                 *(Route(path, _guarded(handler), methods=[how]) for how, path, handler in routes),
                 *pages,
             ],
             exception_handlers={HTTPException: _no_such_route},
         )
+        self.app = KeyGate(app, keys)
 
     async def _chat(self, request: Request) -> Response:
         asked = read_chat_request(await _body(request))
-        created = int(self._clock())
+        created, caller = int(self._clock()), caller_of(request)
         if asked.stream:
-            return await _event_response(request, self._chat_events(asked, created))
-        response = await unless_left(request.receive, self._service.generate(asked.message))
+            return await _event_response(request, self._chat_events(asked, created, caller))
+        answering = self._service.generate(asked.message, caller)
+        response = await unless_left(request.receive, answering)
         return _json(chat_completion(response, created))
 
-    async def _chat_events(self, asked: ChatRequest, created: int) -> Events:
+    async def _chat_events(self, asked: ChatRequest, created: int, caller: Caller) -> Events:
         chunks = ChatChunks(created, asked.include_usage)
-        async with aclosing(self._service.stream(asked.message)) as stream:
+        async with aclosing(self._service.stream(asked.message, caller)) as stream:
             async for chunk in stream:
                 if pieces := chunks.pieces(chunk):
                     yield _events(pieces)
@@ -96,24 +104,28 @@ class HttpApi:
 
     async def _complete(self, request: Request) -> Response:
         asked = read_completion_request(await _body(request))
-        created = int(self._clock())
+        created, caller = int(self._clock()), caller_of(request)
         if asked.stream:
-            return await _event_response(request, self._completion_events(asked, created))
-        body = await unless_left(request.receive, self._completion(asked, created))
+            return await _event_response(request, self._completion_events(asked, created, caller))
+        body = await unless_left(request.receive, self._completion(asked, created, caller))
         return _json(body)
 
-    async def _completion(self, asked: CompletionRequest, created: int) -> dict[str, Any]:
+    async def _completion(
+        self, asked: CompletionRequest, created: int, caller: Caller
+    ) -> dict[str, Any]:
         answers = [WholeAnswer() for _ in asked.messages]
-        streams = [self._service.stream(message) for message in asked.messages]
+        streams = [self._service.stream(message, caller) for message in asked.messages]
         async with aclosing(merged(streams)) as chunks:
             async for number, chunk in chunks:
                 answers[number].add(chunk)
         responses = [answer.response() for answer in answers]
         return completion(responses, asked.num_choices, created)
 
-    async def _completion_events(self, asked: CompletionRequest, created: int) -> Events:
+    async def _completion_events(
+        self, asked: CompletionRequest, created: int, caller: Caller
+    ) -> Events:
         told = CompletionChunks(asked.num_choices, created, asked.include_usage)
-        streams = [self._service.stream(message) for message in asked.messages]
+        streams = [self._service.stream(message, caller) for message in asked.messages]
         async with aclosing(merged(streams)) as chunks:
             async for number, chunk in chunks:
                 yield _events(told.pieces(number, chunk))

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.http_api import HttpApi
+from blockyard.cluster.request.api_keys import KeyRing
 from blockyard.cluster.tokenizer import ModelTokenizer
 
 __all__ = ["HttpFront"]
@@ -30,8 +31,10 @@ class HttpFront:
         dispatcher: Dispatcher,
         tokenizers: Mapping[str, ModelTokenizer],
         pages: Sequence[BaseRoute] = (),
+        keys: KeyRing | None = None,
     ) -> None:
-        self._api = HttpApi(dispatcher, tokenizers, pages=pages)
+        """`pages` are for people; with `keys` every call but probes must show one of them."""
+        self._api = HttpApi(dispatcher, tokenizers, pages=pages, keys=keys)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 

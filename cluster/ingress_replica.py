@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -24,6 +25,7 @@ from blockyard.cluster.grpc_status import SettableContext, set_status
 from blockyard.cluster.http_front import HttpFront
 from blockyard.cluster.ingress import ClusterDispatcher
 from blockyard.cluster.request.api_error import ApiError
+from blockyard.cluster.request.api_keys import KeyRing, read_api_keys
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
 from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tokenizer import load_tokenizer
@@ -58,11 +60,14 @@ class IngressReplica:
         self._cluster = ClusterApi(self._dispatcher, tokenizers)
         self._health = HealthApi(self._dispatcher)
         self._metrics: MetricsEndpoint | None = None
-        self._front = GrpcFront(self._dispatcher, tokenizers)
+        keys = KeyRing()
+        if config.api_keys_file is not None:
+            keys = KeyRing(read_api_keys(Path(config.api_keys_file)))
+        self._front = GrpcFront(self._dispatcher, tokenizers, keys=keys)
         port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}")
         logger.info("the ingress listens on port %d", port)
         self._yard = YardFeed(self._dispatcher)
-        self._http = HttpFront(self._dispatcher, tokenizers, yard_routes(self._yard))
+        self._http = HttpFront(self._dispatcher, tokenizers, yard_routes(self._yard), keys)
         if config.http_port is not None:
             await self._http.start(config.http_host, config.http_port)
         if config.metrics_port is not None:

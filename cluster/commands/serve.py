@@ -3,11 +3,19 @@
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from blockyard.cluster.commands.start import Blocks, Model, Port, configure, running
+from blockyard.cluster.commands.start import (
+    Blocks,
+    Model,
+    Port,
+    check_api_keys,
+    configure,
+    running,
+)
 from blockyard.scheduler.config import PreemptionPolicy
 
 __all__ = ["serve"]
@@ -29,6 +37,17 @@ def serve(
     http_host: Annotated[
         str, typer.Option(help="Address to listen on for HTTP clients.")
     ] = "127.0.0.1",
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of API keys, a line each: TENANT KEY [MOST LIVE REQUESTS]. Callers show one "
+            "as `Authorization: Bearer KEY`.",
+            show_default="everybody may call",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
+    ] = None,
     groups: Annotated[int, typer.Option(help="Copies of the model.", min=1)] = 1,
     ranks: Annotated[
         int,
@@ -123,6 +142,7 @@ def serve(
         "grpc_port": port,
         "http_host": http_host,
         "http_port": http_port,
+        "api_keys_file": str(api_keys.resolve()) if api_keys is not None else None,
         "num_groups": groups,
         "num_ranks": ranks,
         "device": device,
@@ -142,6 +162,8 @@ def serve(
         "serve_grpc_port": serve_grpc_port,
         "drain_seconds": drain_seconds,
     }
+    if api_keys is not None:
+        check_api_keys(api_keys)
     config = configure(model, ray_address, values)
     stop = threading.Event()
     with running(config, ray_address) as deployment:

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from blockyard.cluster.config import ServeConfig
     from blockyard.cluster.runtime import Deployment
 
-__all__ = ["Blocks", "Model", "Port", "configure", "free_port", "running"]
+__all__ = ["Blocks", "Model", "Port", "check_api_keys", "configure", "free_port", "running"]
 
 _RAY_ANSWER_SECONDS = 5.0
 
@@ -59,6 +60,16 @@ def configure(name: str, ray_address: str | None, values: dict[str, object]) -> 
     except (ModelUnavailable, ModelFilesError) as error:
         raise fail(str(error)) from None
     except ValueError as error:
+        raise fail(str(error), EXIT_MISUSED) from None
+
+
+def check_api_keys(file: Path) -> None:
+    """Refuse a file of API keys that an ingress could not use, before anything is started."""
+    from blockyard.cluster.request.api_keys import read_api_keys
+
+    try:
+        read_api_keys(file)
+    except (OSError, ValueError) as error:
         raise fail(str(error), EXIT_MISUSED) from None
 
 

@@ -11,6 +11,8 @@ __all__ = ["error_body", "error_headers", "http_status"]
 _STATUS = {
     ApiCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
     ApiCode.NOT_FOUND: (404, "invalid_request_error"),
+    ApiCode.UNAUTHENTICATED: (401, "authentication_error"),
+    ApiCode.ALREADY_EXISTS: (409, "conflict_error"),
     ApiCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
     ApiCode.UNAVAILABLE: (503, "service_unavailable_error"),
     ApiCode.ALREADY_EXISTS: (409, "conflict_error"),
@@ -37,7 +39,9 @@ def http_status(error: ApiError) -> int:
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
-    """Headers of a failed call: when to try again."""
+    """Headers of a failed call: how to be let in, when to try again."""
+    if error.code is ApiCode.UNAUTHENTICATED:
+        return {"www-authenticate": "Bearer"}
     if error.retry_after_seconds is None:
         return {}
     return {"retry-after": str(math.ceil(error.retry_after_seconds))}

@@ -15,6 +15,7 @@ from dataclasses import replace
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.request.answer import Answer
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError, from_refusal
+from blockyard.cluster.request.api_keys import KeyRing
 from blockyard.cluster.request.best_of import best_answers
 from blockyard.cluster.request.caller import ANYBODY, Caller
 from blockyard.cluster.request.choices import answer_chunks
@@ -41,8 +42,10 @@ class GenerationService:
         dispatcher: Dispatcher,
         tokenizers: Mapping[str, ModelTokenizer],
         clock: Callable[[], float] = time.monotonic,
+        keys: KeyRing | None = None,
     ) -> None:
-        """`tokenizers` has one entry for each model of the dispatcher, by name."""
+        """`tokenizers` has one entry for each model of the dispatcher; `keys` have limits."""
+        self._keys = keys if keys is not None else KeyRing()
         self._dispatcher = dispatcher
         self._tokenizers = tokenizers
         self._clock = clock
@@ -70,6 +73,14 @@ class GenerationService:
             ApiError: refused, or failed on the way.
         """
         arrived_at = self._clock()
+        with self._keys.live(caller.tenant):
+            async with aclosing(self._admitted(request, caller, arrived_at)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _admitted(
+        self, request: pb.GenerateRequest, caller: Caller, arrived_at: float
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
         try:
             prepared = await self._prepare(request)
             spec = self._of_caller(prepared.spec, caller, arrived_at)
