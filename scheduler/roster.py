@@ -25,6 +25,11 @@ class Roster:
         self._extra_choices: dict[str, set[int]] = {}
         self._next_sequence = 0
 
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Requests that are served, in the order in which they came."""
+        return tuple(self._members)
+
     def __len__(self) -> int:
         """Requests of which some choice has not ended."""
         return len(self._members)
@@ -80,7 +85,7 @@ class Roster:
         extra = self._extra_choices.get(request_id, ())
         return take_snapshot(members, extra, now) if members else None
 
-    def resume(self, snapshot: RequestSnapshot, now: float) -> None:
+    def resume(self, snapshot: RequestSnapshot, now: float) -> list[Request]:
         """Serve a request from its value: its choices wait, and have computed nothing here."""
         spec = snapshot.spec
         members = []
@@ -95,6 +100,7 @@ class Roster:
             self._extra_choices[spec.request_id] = set(snapshot.extra_choices)
         for member in members:
             self._batch.queue.push(member)
+        return members
 
     def abort(self, request_id: str, choice: int | None) -> bool:
         """End a request, or one of its choices, in whatever state; False when it is not served.

@@ -25,11 +25,7 @@ from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.packing import StepPacker
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.prefix_index import PrefixEvents, StoredBlock
-from blockyard.scheduler.request import (
-    FinishReason,
-    RequestSpec,
-    RequestUpdate,
-)
+from blockyard.scheduler.request import FinishReason, RequestSpec, RequestUpdate
 from blockyard.scheduler.roster import Roster
 from blockyard.scheduler.simulated.run_ahead import run_ahead, steady_steps
 from blockyard.scheduler.snapshot import RequestSnapshot
@@ -112,7 +108,8 @@ class Scheduler:
     def resume(self, snapshot: RequestSnapshot, now: float) -> None:
         """Take in a request that another scheduler served, and go on from where it stood.
 
-        It was admitted once: it is not refused because many wait, nor for its deadline.
+        It was admitted once: it is not refused because many wait, nor for its deadline. That ends
+        it only while nothing was produced.
 
         Raises:
             RequestRefused: INVALID when it could never be finished here, or its id is in use;
@@ -120,7 +117,9 @@ class Scheduler:
         """
         refuse_snapshot(snapshot, self.config, self._num_blocks)
         refuse_now(snapshot.spec.request_id, self._roster, self._draining, 0, self.config)
-        self._roster.resume(snapshot, now)
+        members = self._roster.resume(snapshot, now)
+        for member in () if snapshot.has_started else members:
+            self._deadlines.add(member, self._batch.parking.rates.model())
 
     def abort(self, request_id: str, choice: int | None = None) -> bool:
         """End a request, or one choice, in whatever state; False when it is not served (any more).

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from blockyard.scheduler.block_keys import PrefixExtras, block_keys
-from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
+from blockyard.scheduler.request import FinishReason, RefusalCode, RequestRefused, RequestSpec
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.snapshot import ChoiceSnapshot, RequestSnapshot
 from blockyard.scheduler.snapshot_codec import SnapshotInvalid, decode_snapshot, encode_snapshot
@@ -129,6 +129,15 @@ def test_its_age_and_its_deadline_travel_with_it(make_rig: Make, prompt_of: Make
     assert new.scheduler.expire(1000.0) == [], "what was computed is paid for"
     assert new.scheduler.snapshot("r", 500.0) == snapshot
     assert new.scheduler.snapshot("q", 500.0) is None
+    waits = replace(
+        snapshot,
+        spec=replace(snapshot.spec, request_id="waits"),
+        choices=(replace(snapshot.choices[0], token_ids=()),),
+    )
+    new.scheduler.resume(waits, new.now)
+    assert new.scheduler.expire(new.now + 26.0) == []
+    (update,) = new.scheduler.expire(new.now + 28.0)
+    assert (update.request_id, update.finish_reason) == ("waits", FinishReason.DEADLINE)
 
 
 def test_an_absent_max_tokens_stays_what_the_first_pool_made_of_it(
