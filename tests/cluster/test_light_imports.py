@@ -16,7 +16,9 @@ def loaded_by(module: str, heavy: tuple[str, ...]) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("module", ["grpc_front", "generation", "tokenizer", "validation"])
+@pytest.mark.parametrize(
+    "module", ["grpc_front", "request.generation", "tokenizer", "request.validation"]
+)
 def test_the_request_path_loads_neither_torch_nor_ray(module: str) -> None:
     assert loaded_by(f"blockyard.cluster.{module}", ("torch", "transformers", "ray")) == []
 
