@@ -1,5 +1,8 @@
 """The step loop of one group: plan, execute, commit, deliver.
 
+As many steps are under way as the scheduler allows: with two, the next one is planned and sent
+while the one before it runs, and neither planning nor the way to the workers costs any time.
+
 Knows no Ray, no gRPC and no sockets: it is handed a scheduler and a group object, and a callback
 that takes news of requests. Runs in one event loop; every call on the scheduler happens there, so
 between two awaits the books are consistent.
@@ -8,11 +11,12 @@ between two awaits the books are consistent.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from blockyard.cluster.books.engine_listener import EngineListener
 from blockyard.cluster.books.shadow_feed import ShadowFeed
+from blockyard.cluster.steps_under_way import StepsUnderWay
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.prefix_index import PrefixEvents
@@ -48,8 +52,10 @@ class Group(Protocol):
         """Have `callback` called when `acknowledged_step` has grown, and when the group is lost."""
         ...
 
-    async def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan) -> Coroutine[Any, Any, StepResult]:
         """Run one step on every rank and return rank 0's result.
+
+        It may be called again before that; steps run in the order of the calls.
 
         Raises:
             GroupLost: a rank is gone.
@@ -90,6 +96,7 @@ class Engine:
             clock,
         )
         self._listeners: list[EngineListener] = [self.shadow]
+        self._under_way = StepsUnderWay()
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -203,13 +210,31 @@ class Engine:
             # The books can no longer be trusted, so nothing more is stepped.
             logger.exception("the step loop failed")
             self._lose(f"the step loop failed: {error!r}")
+        finally:
+            await self._under_way.abandon()
 
     async def step(self) -> bool:
-        """Schedule, execute, update; False when there was nothing to compute.
+        """Schedule as far ahead as may be, then let the oldest step end, and update.
+
+        Returns:
+            False when nothing is under way and there is nothing to compute.
 
         Raises:
             GroupLost: a rank is gone.
         """
+        while self._scheduler.may_plan and self._schedule():
+            pass
+        if not self._under_way:
+            return False
+        # While there is room for another step, whatever changes may bring it about.
+        changed = self._changed if self._scheduler.may_plan else None
+        result = await self._under_way.end_oldest(unless=changed)
+        if result is not None:
+            self._update(result)
+        return True
+
+    def _schedule(self) -> bool:
+        """Plan one more step and send it on its way; False when there is nothing to compute."""
         now = self._clock()
         if dropped := self._scheduler.expire(now):
             self._deliver(dropped)
@@ -219,14 +244,17 @@ class Engine:
         plan = self._scheduler.plan(now)
         if plan is None:
             return False
-        result = await self._group.execute(plan)
+        self._under_way.start(self._group.execute(plan))
+        return True
+
+    def _update(self, result: StepResult) -> None:
+        """Book the oldest step under way and tell what is new."""
         updates = self._scheduler.commit(result, self._clock())
         self._last_progress = self._clock()
         self._deliver(updates)
         for listener in self._listeners:
             listener.stepped(updates)
         self._note_change()
-        return True
 
     def _before_request(self) -> None:
         if self._lost is not None:

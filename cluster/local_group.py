@@ -48,7 +48,7 @@ class LocalGroup:
         self._callback = callback
 
     async def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step in the executor's thread.
+        """Run one step in the executor's thread, after those that were begun before it.
 
         Raises:
             GroupLost: the executor failed, in this step or before.
@@ -57,11 +57,10 @@ class LocalGroup:
             raise GroupLost(self._lost)
         loop = asyncio.get_running_loop()
         try:
-            result = await loop.run_in_executor(self._thread, self._executor.execute, plan)
-        except Exception as error:
-            self._lost = f"the executor failed in step {plan.step}: {error!r}"
+            result = await loop.run_in_executor(self._thread, self._execute, plan)
+        except GroupLost:
             self._callback()
-            raise GroupLost(self._lost) from error
+            raise
         self._acknowledged = result.step
         self._callback()
         return result
@@ -69,3 +68,13 @@ class LocalGroup:
     async def close(self) -> None:
         """End the thread after the step in flight."""
         await asyncio.to_thread(self._thread.shutdown)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        """In the thread: run a step, unless one before it failed. Who waits behind it learns so."""
+        if self._lost is not None:
+            raise GroupLost(self._lost)
+        try:
+            return self._executor.execute(plan)
+        except Exception as error:
+            self._lost = f"the executor failed in step {plan.step}: {error!r}"
+            raise GroupLost(self._lost) from error

@@ -6,6 +6,7 @@ later one.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from blockyard.cluster.engine import GroupLost
@@ -34,7 +35,7 @@ class WorkerGroup:
         self._connections = connections
         self._acknowledged = [0] * len(connections)
         self._callback: Callable[[], None] = lambda: None
-        self._pending: asyncio.Future[StepResult] | None = None
+        self._pending: deque[asyncio.Future[StepResult]] = deque()
         self._sent_step = 0
         self._lost: str | None = None
         self._readers = [
@@ -77,27 +78,26 @@ class WorkerGroup:
     async def execute(self, plan: StepPlan) -> StepResult:
         """Send the plan to all ranks; rank 0's result ends the call.
 
+        The next call need not wait for that: ranks run plans in the order in which they come.
+
         Raises:
             GroupLost: a rank is gone.
         """
-        if self._pending is not None:
-            raise RuntimeError(f"step {self._sent_step} is still in flight")
         if self._lost is not None:
             raise GroupLost(self._lost)
         encoded = self._codec.encode(Execute(plan))
         self._sent_step = plan.step
-        self._pending = asyncio.get_running_loop().create_future()
+        pending: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+        self._pending.append(pending)
         try:
             for connection in self._connections:
                 connection.post_frame(encoded)
-            result = await self._pending
+            result = await pending
             # A rank that is behind must not pile up plans here without end.
             for connection in self._connections:
                 await connection.drain()
         except ConnectionError as error:
             raise GroupLost(self._lost or f"a rank's connection broke: {error}") from error
-        finally:
-            self._pending = None
         return result
 
     async def close(self) -> None:
@@ -119,8 +119,10 @@ class WorkerGroup:
         match message:
             case Executed(result) if rank == 0:
                 self._acknowledge(rank, result.step)
-                if self._pending is not None and not self._pending.done():
-                    self._pending.set_result(result)
+                # Results come in the order of plans. Who was cancelled meanwhile wants none.
+                pending = self._pending.popleft()
+                if not pending.done():
+                    pending.set_result(result)
             case Acknowledged(step) if rank != 0:
                 self._acknowledge(rank, step)
             case WorkerFailed(step, reason):
@@ -144,6 +146,7 @@ class WorkerGroup:
         if self._lost is not None:
             return
         self._lost = reason
-        if self._pending is not None and not self._pending.done():
-            self._pending.set_exception(GroupLost(reason))
+        for pending in self._pending:
+            if not pending.done():
+                pending.set_exception(GroupLost(reason))
         self._callback()

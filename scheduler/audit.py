@@ -67,7 +67,7 @@ def check_tables(holding: Sequence[Request], held: Mapping[int, int]) -> None:
         if len(set(table.block_ids)) != len(table.block_ids):
             raise AssertionError(f"request {request.request_id!r} names a block twice")
         named.update(table.block_ids)
-        used = request.num_computed + request.num_promised
+        used = request.num_planned
         if not 0 <= table.num_slots - used < table.block_size:
             raise AssertionError(
                 f"request {request.request_id!r} holds {table.num_slots} slots for {used} tokens"
@@ -81,17 +81,25 @@ def check_tables(holding: Sequence[Request], held: Mapping[int, int]) -> None:
 
 
 def check_slots(
-    holding: Sequence[Request], in_flight: Sequence[Request], counted: SlotCounts, logical: int
+    holding: Sequence[Request],
+    in_flight: Sequence[tuple[Request, int]],
+    counted: SlotCounts,
+    logical: int,
 ) -> None:
-    """Computed tokens are known ones, promises belong to the step in flight, counters agree."""
-    stepping = {id(request) for request in in_flight}
+    """Computed tokens are known ones, promises belong to the steps in flight, counters agree."""
+    rows: dict[int, list[int]] = {}
+    for request, count in in_flight:
+        rows.setdefault(id(request), []).append(count)
     filled: dict[int, int] = {}
     for request in holding:
-        if request.num_promised and id(request) not in stepping:
+        counts = rows.get(id(request), ())
+        if request.num_promised != sum(counts):
             raise AssertionError(
-                f"request {request.request_id!r} was promised tokens by no step in flight"
+                f"request {request.request_id!r} was promised {request.num_promised} tokens, "
+                f"the steps in flight compute {sum(counts)}"
             )
-        if request.num_computed + request.num_promised > len(request.tokens):
+        # Each step in flight but the last may make one more token known to the next.
+        if request.num_planned > len(request.tokens) + max(0, len(counts) - 1):
             raise AssertionError(
                 f"request {request.request_id!r} computed {request.num_computed} and was promised "
                 f"{request.num_promised} of {len(request.tokens)} known tokens"

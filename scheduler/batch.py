@@ -6,7 +6,7 @@ request changes its place, and when, is decided elsewhere. Units: blocks, tokens
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 
 from blockyard.scheduler.audit import check_slots, check_states, check_tables
@@ -16,8 +16,8 @@ from blockyard.scheduler.explain import SchedulerView
 from blockyard.scheduler.holdings import Holdings
 from blockyard.scheduler.host_blocks import HostBlocks
 from blockyard.scheduler.ledger import RequestCounts
+from blockyard.scheduler.notices import Notices
 from blockyard.scheduler.parking import Parking
-from blockyard.scheduler.plan import BlockCopy, Replacement
 from blockyard.scheduler.prefix_cache import PrefixCache
 from blockyard.scheduler.queues import WaitingQueue
 from blockyard.scheduler.request import Request, RequestState
@@ -55,10 +55,7 @@ class Batch:
         self.num_preemptions = 0
         self.num_merged = self.num_copied = self.num_recomputed = 0
         self.num_prompt_tokens = self.num_prefix_hits = 0
-        self._forgotten: list[int] = []
-        self._replacements: list[Replacement] = []
-        self._copies: list[BlockCopy] = []
-        self._next_handle = 0
+        self.notices = Notices()
         self._num_places = 0
 
     @property
@@ -96,28 +93,24 @@ class Batch:
         """A choice that has not begun is not wanted any more: give back its place."""
         request.pending_forks.remove(choice)
         self._num_places -= request.state is RequestState.RUNNING
+        if request.handle is not None:
+            self.notices.call_off(request.handle, choice)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Give a new choice the place that its parent has kept, and all that its parent has."""
+        if parent.handle is not None:
+            self.notices.begun(parent.handle, child.choice)
         self.drop_fork(parent, child.choice)
         self.start(child)
         self.holdings.fork(parent, child)
         self.cache.fork(parent, child)
-        if child.handle is not None:
-            # The workers' child has the table as it was in the step that forked it.
-            self._replacements += [
-                Replacement(child.handle, late.index, late.block_id)
-                for late in self._replacements
-                if late.handle == parent.handle
-            ]
 
     def unshare_tail(self, request: Request, block_id: int, step: int) -> None:
         """Let a request write to its last block: to a copy of it in `block_id`, by plan `step`."""
-        self._copies.append(self.holdings.copy_tail(request, block_id, step))
+        self.notices.copy(self.holdings.copy_tail(request, block_id, step))
         self.num_copied += 1
         if request.handle is not None:
-            index = len(request.table.block_ids) - 1
-            self._replacements.append(Replacement(request.handle, index, block_id))
+            self.notices.replace(request.handle, len(request.table.block_ids) - 1, block_id)
 
     def take_found(self, request: Request) -> None:
         """Take the blocks that the prefix index has for a request about to compute."""
@@ -157,17 +150,17 @@ class Batch:
             self.num_prompt_tokens += request.num_prompt
             self.num_prefix_hits += request.num_computed
 
-    def new_handle(self) -> int:
-        """A name towards the workers that was never used before."""
-        self._next_handle += 1
-        return self._next_handle
-
     def preempt(self, request: Request, needed: int) -> None:
         """Take a running request's place, and blocks of its as the policy has it.
 
         `needed` is how many blocks are wanted now. One that was given a place but took part in no
         step yet loses nothing and is not counted.
+
+        Raises:
+            ValueError: a step in flight computes for it; it must leave first.
         """
+        if request.num_promised:
+            raise ValueError(f"request {request.request_id!r} is preempted while a step runs")
         lost_work = request.handle is not None
         self._vacate(request)
         if lost_work:
@@ -203,28 +196,6 @@ class Batch:
         if self.queue.remove(*request.member) is None:
             self.cache.waits.remove(*request.member)
 
-    def forget(self, handle: int) -> None:
-        """The workers know a handle that nobody has."""
-        self._forgotten.append(handle)
-
-    def take_forgotten(self) -> tuple[int, ...]:
-        """Handles that left since the last call; the workers must drop them."""
-        forgotten = tuple(self._forgotten)
-        self._forgotten.clear()
-        return forgotten
-
-    def take_replacements(self) -> tuple[Replacement, ...]:
-        """Table entries that changed since the last call, of handles that are still known."""
-        replacements = tuple(self._replacements)
-        self._replacements.clear()
-        return replacements
-
-    def take_copies(self) -> tuple[BlockCopy, ...]:
-        """Copies on the device that the plan being made must do."""
-        copies = tuple(self._copies)
-        self._copies.clear()
-        return copies
-
     def publish(self, request: Request) -> None:
         """Make blocks that a committed step has filled findable by others.
 
@@ -235,7 +206,7 @@ class Batch:
             self.holdings.exchange(request, index, block_id)
             self.num_merged += 1
             if request.handle is not None:
-                self._replacements.append(Replacement(request.handle, index, block_id))
+                self.notices.replace(request.handle, index, block_id)
         self.resume(resumed)
 
     def reset_prefix_cache(self) -> None:
@@ -267,12 +238,12 @@ class Batch:
         waiting = self.queue.num_waiting + len(self.cache.waits)
         return RequestCounts(len(self.running), waiting, self.queue.num_parked)
 
-    def check(self, live: Collection[Request], in_flight: list[Request]) -> None:
+    def check(self, live: Collection[Request], in_flight: Sequence[tuple[Request, int]]) -> None:
         """Prove places, tables, slots, queue and pools. Walks everything: for checks only.
 
         Args:
             live: every member that is served.
-            in_flight: requests in the step in flight.
+            in_flight: rows of the steps in flight: requests, and the tokens computed for them.
 
         Raises:
             AssertionError: naming the request or the block.
@@ -293,7 +264,6 @@ class Batch:
             del self.running[index]
             self._num_places -= 1 + len(request.pending_forks)
         if request.handle is not None:
-            self._forgotten.append(request.handle)
-            self._replacements = [r for r in self._replacements if r.handle != request.handle]
+            self.notices.forget(request.handle)
             request.handle = None
         self.resume(self.cache.stop(request))

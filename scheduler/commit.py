@@ -41,13 +41,15 @@ def commit_step(
     made: dict[int, Request] = {}
     new = tuple.__new__  # a named tuple's own constructor takes twice the time
     fulfilled = 0
-    for request, handle, samples in zip(draft.rows, plan.handles, plan.samples, strict=True):
+    rows = zip(draft.rows, plan.handles, plan.counts, plan.samples, strict=True)
+    for request, handle, count, samples in rows:
         if request.handle != handle:
             if samples:
                 next(sampled)
-            continue  # aborted meanwhile; its slots are off the books already
-        count = request.num_promised
-        request.num_promised = 0
+            # Aborted meanwhile, or ended by the step before, when this one was planned already:
+            # its slots are off the books.
+            continue
+        request.num_promised -= count
         request.num_computed = computed = request.num_computed + count
         fulfilled += count
         # What a step computed that failed is not to be found by others.
@@ -77,11 +79,15 @@ def commit_step(
         else:
             updates.append(_told(roster, request, token, now))
     for (_, _, handle), token in zip(draft.children, sampled, strict=True):
-        if handle in made:
+        if handle in made:  # else it, or its parent, was aborted meanwhile
             updates.append(_append(roster, made[handle], handle, token, errors, now))
-        else:
-            batch.forget(handle)  # it, or its parent, was aborted meanwhile
+    for fork in plan.forks:
+        batch.notices.end_awaiting(fork.parent)
     batch.holdings.fulfil(fulfilled)
+    parking, num_copies = batch.parking, len(plan.swap_outs) + len(plan.swap_ins)
+    parking.note_copies(num_copies, result.copy_seconds)
+    decodes, recomputed = draft.num_decodes, draft.num_recomputed
+    parking.note_step(draft.num_tokens - decodes, decodes, recomputed, result.compute_seconds)
     if result.logprobs or result.prompt_logprobs:
         return with_logprobs(updates, plan, draft, result)
     return updates

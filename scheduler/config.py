@@ -37,6 +37,8 @@ class SchedulerConfig:
         max_waiting: most requests that may queue before newcomers are refused.
         preemption: what becomes of a preempted request's blocks.
         vocab_size: token ids are below it; what a model does not know would bring its workers down.
+        pipeline_depth: steps that may be in flight at once. With 2 a step is planned while the one
+            before it runs, so the device never waits for a plan; newcomers wait a step longer.
     """
 
     max_context_tokens: int
@@ -46,6 +48,7 @@ class SchedulerConfig:
     max_waiting: int = 4096
     preemption: PreemptionPolicy = PreemptionPolicy.AUTO
     vocab_size: int = MAX_TOKEN_ID + 1
+    pipeline_depth: int = 1
 
     def __post_init__(self) -> None:
         """Refuse limits that could never make progress."""
@@ -60,6 +63,11 @@ class SchedulerConfig:
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.pipeline_depth not in (1, 2):
+            raise ValueError(
+                f"pipeline_depth is {self.pipeline_depth}; a plan knows of one step in flight "
+                "before it at most, so use 1 or 2"
+            )
         if self.max_step_tokens <= self.max_running:
             raise ValueError(
                 f"max_step_tokens ({self.max_step_tokens}) must exceed max_running "

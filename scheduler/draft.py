@@ -3,7 +3,17 @@
 Keeps the requests behind the rows, which the plan itself does not name, for the commit.
 """
 
-from blockyard.scheduler.plan import Admission, BlockCopy, BlockGrant, Fork, Replacement, StepPlan
+from collections.abc import Iterator
+
+from blockyard.scheduler.plan import (
+    PLACEHOLDER,
+    Admission,
+    BlockCopy,
+    BlockGrant,
+    Fork,
+    Replacement,
+    StepPlan,
+)
 from blockyard.scheduler.request import Request
 
 __all__ = ["PlanDraft"]
@@ -48,23 +58,26 @@ class PlanDraft:
             request.table.extend(block_ids)
             self._grants.append(BlockGrant(handle, block_ids))
         tokens = request.tokens
-        start = request.num_computed
+        start = request.num_planned
         end = start + count
+        samples = end == request.num_known
         self.num_decodes += count == 1 and start >= request.num_prompt
         self.num_recomputed += max(0, min(end, request.num_lost) - start)
-        request.num_promised = count
+        request.num_promised += count
         request.last_step = self.step
         self.rows.append(request)
         self._handles.append(handle)
         self._starts.append(start)
         self._counts.append(count)
-        self._samples.append(end == len(tokens))
-        if count == 1:
-            self._token_ids.append(tokens[start])
+        self._samples.append(samples)
+        if start == len(tokens):
+            self._token_ids.append(PLACEHOLDER)
         else:
             self._token_ids.extend(tokens[start:end])
 
-    def add_decodes(self, requests: list[Request], handles: list[int]) -> None:
+    def add_decodes(
+        self, requests: list[Request], handles: list[int], starts: list[int], token_ids: list[int]
+    ) -> None:
         """`add` for many usual rows: the newest token alone, in a slot that is there.
 
         Whoever finds them has set `num_promised` and `last_step`: this is on the path of every
@@ -74,18 +87,35 @@ class PlanDraft:
         self.num_decodes += count
         self.rows += requests
         self._handles += handles
-        self._starts += [request.num_computed for request in requests]
+        self._starts += starts
         self._counts += (1,) * count
         self._samples += (True,) * count
-        self._token_ids += [request.tokens[-1] for request in requests]
+        self._token_ids += token_ids
 
-    def fork(self, request: Request, choice: int, handle: int) -> None:
-        """Let a row that samples begin another choice."""
+    @property
+    def newest_samples(self) -> bool:
+        """Whether the row added last samples."""
+        return self._samples[-1]
+
+    def fork(self, request: Request, choice: int, handle: int) -> int:
+        """Let a row that samples begin another choice; returns the row's own handle."""
         if request.handle is None or not self._samples[-1] or self.rows[-1] is not request:
             raise ValueError(f"request {request.request_id!r} forks but does not sample now")
         sampling = request.sampling_of(choice)
         self._forks.append(Fork(request.handle, handle, sampling, request.num_prompt))
         self.children.append((request, choice, handle))
+        return request.handle
+
+    def charges(self, first: int) -> Iterator[tuple[Request, int, int]]:
+        """From row `first` on: the request, and how many tokens it prefills and decodes."""
+        rows = zip(self.rows[first:], self._starts[first:], self._counts[first:], strict=True)
+        for request, start, count in rows:
+            decodes = count == 1 and start >= request.num_prompt
+            yield request, 0 if decodes else count, int(decodes)
+
+    def counts(self) -> Iterator[tuple[Request, int]]:
+        """Each row's request, and the tokens that it computes."""
+        return zip(self.rows, self._counts, strict=True)
 
     @property
     def num_tokens(self) -> int:

@@ -113,9 +113,9 @@ def explain(view: SchedulerView, request: Request) -> Explanation:
 
 def _explain_running(view: SchedulerView, request: Request) -> Explanation:
     place = next(i for i, other in enumerate(view.running) if other is request)
-    if request.handle is not None and request.last_step == view.step:
+    if request.num_promised or (request.handle is not None and request.last_step == view.step):
         return _answer(view, request, WaitReason.NOTHING, place)
-    pending = request.num_computed + request.num_promised + 1
+    pending = request.num_computed + 1
     short = request.table.blocks_short(pending)
     if not short:
         return _answer(view, request, WaitReason.BUDGET, place)

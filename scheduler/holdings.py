@@ -120,7 +120,7 @@ class Holdings:
         self._filled += (revived - len(gone)) * self._size
 
     def shrink(self, request: Request, keep: int) -> int:
-        """Release a table's blocks from index `keep` on, the last first.
+        """Release a table's blocks from index `keep` on, the last first; promises are off.
 
         Blocks that a step may still touch are fenced by its number.
 

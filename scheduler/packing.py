@@ -5,13 +5,12 @@ newcomers. Decides by counts alone; knows nothing of token values or of what com
 Units: tokens, blocks.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-
 from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.budget import StepBudget
 from blockyard.scheduler.draft import PlanDraft
-from blockyard.scheduler.preemption import choose_victim, yielding_to
+from blockyard.scheduler.making_room import RoomMaker
+from blockyard.scheduler.plan import PLACEHOLDER
+from blockyard.scheduler.preemption import yielding_to
 from blockyard.scheduler.request import Request, RequestState
 
 __all__ = ["MAX_TIMES_PASSED", "StepPacker"]
@@ -30,6 +29,7 @@ class StepPacker:
         self._batch = batch
         self._draft = draft
         self._now = now
+        self._room = RoomMaker(batch)
         self._budget = StepBudget(batch.config.max_step_tokens)
         # Whether a running request found fewer blocks than it needs now.
         self._short = False
@@ -40,103 +40,89 @@ class StepPacker:
         batch.resume(batch.cache.waits.expire(self._draft.step))
         self._place_urgent()
         self._advance_running()
-        self._charge(self._draft.rows)
+        self._charge(0)
         # A victim of this step does not come back in it: what its blocks left over is less than
         # it held, hence less than it needs, and nobody passes a parked request.
-        self._admit_waiting()
+        # Nor does anybody while others leave: what they give is somebody's already.
+        if not self._room.num_leaving:
+            self._admit_waiting()
 
     def _place_urgent(self) -> None:
-        """Give waiting requests the places of those that yield to them, where that can work.
-
-        Only a place is taken here; blocks follow in the walk, as far as they are really needed.
-        """
+        """Give waiting requests the places of those that yield to them, where that can work."""
         batch = self._batch
-        while (head := batch.queue.head()) is not None:
-            yielding = yielding_to(batch.running, head)
-            if not yielding:
-                return
+        while (head := batch.queue.head()) is not None and yielding_to(batch.running, head):
             batch.cache.match(head)
-            if not self._held_back(head):
-                wanted = 1 + len(head.pending_forks)
-                given = sum(1 + len(request.pending_forks) for request in yielding)
-                if wanted > batch.num_places_left + given or not self._can_reach(head, yielding):
-                    return
-                batch.queue.pop()
-                while batch.num_places_left < wanted:
-                    batch.preempt(batch.running[-1], 0)
-                batch.start(head)
-
-    def _can_reach(self, head: Request, yielding: Sequence[Request]) -> bool:
-        """Whether blocks for all that `head` knows are there once others have yielded theirs."""
-        batch = self._batch
-        pool = batch.pool
-        staying = batch.running[: len(batch.running) - len(yielding)]
-        reachable = (
-            pool.num_available
-            + pool.num_fenced
-            - sum(request.table.blocks_short(len(request.tokens)) for request in staying)
-        )
-        needed = head.table.blocks_short(len(head.tokens))
-        giving = [*yielding, *(r for r in batch.parking.holders if r is not head)]
-        held = sum(len(request.table.block_ids) for request in giving)
-        if needed - len(head.path) > reachable + held:
-            return False
-        # What others share too comes to nobody; what they share with the head it need not have.
-        holders = Counter(block for request in giving for block in request.table.block_ids)
-        kept = sum(pool.references(e.block_id) > holders[e.block_id] for e in head.path)
-        return needed - kept <= reachable + batch.holdings.num_held_by(giving)
+            if not self._held_back(head) and not self._room.place(head):
+                return
 
     def _advance_running(self) -> None:
         """Plan tokens for running requests, most urgent first.
 
         Behind a request that is short of blocks nobody gets new ones: the next to open are its.
         """
-        running = self._batch.running
+        running, room = self._batch.running, self._room
         step = self._draft.step
         usual: list[Request] = []
         handles: list[int] = []
+        starts: list[int] = []
+        token_ids: list[int] = []
         index = 0
-        while index < len(running):  # a preemption shortens the list, always behind `index`
+        end = len(running) - room.num_leaving
+        while index < end:
             request = running[index]
             index += 1
-            start = request.num_computed
+            start = request.num_computed + request.num_promised
+            tokens = request.tokens
+            left = len(tokens) - start
             handle = request.handle
             if (
-                start + 1 == len(request.tokens)
+                left <= 1
                 and start < request.table.num_writable
                 and handle is not None
+                and start + 1 < request.end_at
                 and not request.pending_forks
             ):
-                request.num_promised = 1
+                request.num_promised += 1
                 request.last_step = step
                 usual.append(request)
                 handles.append(handle)
+                starts.append(start)
+                token_ids.append(tokens[start] if left else PLACEHOLDER)
             else:
-                self._take_usual(usual, handles)
-                self._advance(request, len(running) - index)
-        self._take_usual(usual, handles)
+                self._take_usual(usual, handles, starts, token_ids)
+                self._advance(request, end - index)
+                # Who gives way is always behind `index`.
+                end = len(running) - room.num_leaving
+        self._take_usual(usual, handles, starts, token_ids)
 
-    def _take_usual(self, requests: list[Request], handles: list[int]) -> None:
+    def _take_usual(
+        self, requests: list[Request], handles: list[int], starts: list[int], token_ids: list[int]
+    ) -> None:
         """Plan rows that decode one token in a slot they have; empties the lists."""
         if requests:
             self._budget.spend(len(requests))
             self._batch.holdings.promise(len(requests))
-            self._draft.add_decodes(requests, handles)
-            requests.clear()
-            handles.clear()
+            self._draft.add_decodes(requests, handles, starts, token_ids)
+            for column in (requests, handles, starts, token_ids):
+                column.clear()
 
     def _advance(self, request: Request, later: int) -> None:
         """Plan as many tokens of a running request as there are blocks for."""
         if request.handle is None:
             self._begin(request, later)
             return
-        count = len(request.tokens) - request.num_computed
+        start = request.num_planned
+        if start >= len(request.tokens) and (
+            start + 1 >= request.end_at or self._batch.notices.are_awaited(request.handle)
+        ):
+            return  # its last token is under way, or choices that it must not write before
+        count = request.num_known - start
         if count > 1:
             count = self._budget.share(count, later)
         block_ids: tuple[int, ...] = ()
-        end = request.num_computed + count
+        end = start + count
         if end > request.table.num_writable and not self._short:
-            block_ids = self._find_blocks(request, end)
+            block_ids = self._room.find_blocks(request, end)
             if count == 1:
                 self._batch.watermark.observe(len(block_ids), 0)
         block_ids, room = self._make_room(request, block_ids)
@@ -157,7 +143,7 @@ class StepPacker:
         num_back = batch.num_restorable(request)
         start = request.num_saved if num_back else request.num_computed
         count = self._budget.share(len(request.tokens) - start, later)
-        block_ids = () if self._short else self._find_blocks(request, start + count)
+        block_ids = () if self._short else self._room.find_blocks(request, start + count)
         if num_back > len(block_ids):
             batch.pool.release(block_ids[::-1], 0)
             block_ids, room = (), 0
@@ -169,26 +155,6 @@ class StepPacker:
         else:
             self._short = True
             batch.put_back(request)
-
-    def _find_blocks(self, request: Request, num_tokens: int) -> tuple[int, ...]:
-        """Blocks for a table of `num_tokens`, or as many as there are after others gave theirs.
-
-        One more for a copy of its last block, while others share that: those who give way may be
-        just those. Nobody gives any for what fenced blocks will give soon. Those of parked
-        requests go first.
-        """
-        batch, pool = self._batch, self._batch.pool
-        while True:
-            needed = request.table.blocks_short(num_tokens) + batch.holdings.shares_tail(request)
-            short = needed - pool.num_available - pool.num_fenced
-            if short <= 0:
-                break
-            if not batch.reclaim(short, request):
-                victim = choose_victim(batch.running, request)
-                if victim is None:
-                    break
-                batch.preempt(victim, short)
-        return pool.allocate(min(needed, pool.num_available)) or ()
 
     def _make_room(
         self, request: Request, block_ids: tuple[int, ...]
@@ -203,7 +169,7 @@ class StepPacker:
             self._batch.unshare_tail(request, block_ids[0], self._draft.step)
             block_ids = block_ids[1:]
         table.num_writable = table.num_slots
-        room = table.num_slots + len(block_ids) * table.block_size - request.num_computed
+        room = table.num_slots + len(block_ids) * table.block_size - request.num_planned
         return block_ids, room
 
     def _admit_waiting(self) -> None:
@@ -269,29 +235,31 @@ class StepPacker:
     def _admit(self, request: Request) -> None:
         """Start a newcomer with as many tokens as the step has left."""
         self._batch.start(request)
+        first = len(self._draft.rows)
         self._begin(request, 0)
-        self._charge((request,))
+        self._charge(first)
 
-    def _charge(self, rows: Iterable[Request]) -> None:
-        """Charge tenants for what these rows compute in this step, where turns depend on it."""
+    def _charge(self, first: int) -> None:
+        """Charge tenants for what rows from `first` on compute, where turns depend on it."""
         queue = self._batch.queue
         if queue.contended:
-            for request in rows:
-                decodes = request.num_promised == 1 and request.num_output > 0
-                queue.charge(request, 0 if decodes else request.num_promised, int(decodes))
+            for request, prefill, decodes in self._draft.charges(first):
+                queue.charge(request, prefill, decodes)
 
     def _compute(self, request: Request, count: int, block_ids: tuple[int, ...]) -> None:
         """Put a running request into the step."""
         batch = self._batch
         if request.handle is None:
-            self._draft.admit(request, batch.new_handle())
+            self._draft.admit(request, batch.notices.new_handle())
             batch.note_start(request, self._now)
         self._budget.spend(count)
         self._draft.add(request, count, block_ids)
         batch.holdings.promise(count)
-        if request.pending_forks and request.num_computed + count == len(request.tokens):
+        if request.pending_forks and self._draft.newest_samples:
             for choice in request.pending_forks:
-                self._draft.fork(request, choice, batch.new_handle())
+                handle = batch.notices.new_handle()
+                parent = self._draft.fork(request, choice, handle)
+                batch.notices.await_fork(parent, choice, handle)
 
 
 def _may_be_passed(request: Request) -> bool:

@@ -6,6 +6,10 @@ forget. A handle is given anew at every admission, so nothing said about an old 
 for a new one. The columns `handles`, `starts`, `counts`, `samples` are parallel: one entry for
 each request in the step.
 
+A plan may be made while the step before it runs. What that step samples for a request is not
+known then: in its place the plan has `PLACEHOLDER`, and workers, who keep the token that they
+sampled last for each handle, fill it in.
+
 Blocks move by `swap_outs`, `copies` and `swap_ins`, in this order and before anything of the step
 is computed, so a block may be given to a new owner in the very step that first saves it. A plan
 may move blocks and compute nothing.
@@ -21,6 +25,7 @@ from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
 
 __all__ = [
     "NOTHING_LEFT",
+    "PLACEHOLDER",
     "Admission",
     "BlockCopy",
     "BlockGrant",
@@ -31,6 +36,9 @@ __all__ = [
     "StepPlan",
     "StepResult",
 ]
+
+PLACEHOLDER = -1
+"""Among a plan's tokens: the one that its handle sampled last, in the step before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,8 @@ class StepPlan:
         starts: position of each request's first token in this step.
         counts: tokens computed for each request in this step, at least 1.
         samples: whether the last computed token's logits are sampled.
-        token_ids: the tokens to compute, all requests one after the other; sum(counts) of them.
+        token_ids: the tokens to compute, all requests one after the other; sum(counts) of them. A
+            `PLACEHOLDER` is the only token of its request.
         forks: children of requests that sample in this step.
         replacements: changes of single table entries.
         swap_outs: device blocks (source) saved in host blocks (destination).
@@ -153,6 +162,12 @@ class StepPlan:
                 f"step {self.step}: counts add up to {sum(self.counts)}, "
                 f"but {len(self.token_ids)} tokens are given"
             )
+        if PLACEHOLDER in self.token_ids:
+            for handle, offset, count in zip(self.handles, self.offsets, self.counts, strict=True):
+                if count > 1 and PLACEHOLDER in self.token_ids[offset : offset + count]:
+                    raise AssertionError(
+                        f"step {self.step}: handle {handle} awaits a token beside others"
+                    )
         sampled = {h for h, samples in zip(self.handles, self.samples, strict=True) if samples}
         for fork in self.forks:
             if fork.parent not in sampled:

@@ -160,7 +160,7 @@ class Request:
     num_computed: int = 0
     """Tokens whose KV is written."""
     num_promised: int = 0
-    """Tokens that the step in flight computes."""
+    """Tokens that the steps in flight compute."""
     state: RequestState = RequestState.WAITING
     handle: int | None = None
     """Name of this admission towards the workers; None while it holds no place in the batch."""
@@ -239,6 +239,19 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def num_planned(self) -> int:
+        """Tokens that are computed once the steps in flight have ended."""
+        return self.num_computed + self.num_promised
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that are known once the steps in flight have ended.
+
+        Whoever computes its last known token samples the next one.
+        """
+        return max(len(self.tokens), self.num_computed + self.num_promised + 1)
+
+    @property
     def num_pending(self) -> int:
         """Known tokens not yet computed nor promised."""
-        return len(self.tokens) - self.num_computed - self.num_promised
+        return max(0, len(self.tokens) - self.num_computed - self.num_promised)

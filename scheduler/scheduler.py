@@ -1,10 +1,13 @@
 """One group's scheduler: `plan` decides a step, workers compute it, `commit` books it.
 
 A request's computed tokens chase its known tokens; prefill, decode and recompute after a
-preemption are the same walk. One step is in flight at a time. Pure: no device, no clock (`now`
-is passed in, in seconds), no thread safety: one owner calls it. Units: tokens, blocks, steps.
+preemption are the same walk. Up to `config.pipeline_depth` steps are in flight: one is planned
+before the one that runs is committed, with placeholders for the tokens that this one samples. Pure:
+no device, no clock (`now` is passed in, in seconds), no thread safety: one owner calls it. Units:
+tokens, blocks, steps.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from blockyard.scheduler.batch import Batch
@@ -59,7 +62,7 @@ class Scheduler:
         self._batch = Batch(config, num_blocks, num_host_blocks, rates)
         self._roster = Roster(self._batch)
         self._deadlines = DeadlineWatch()
-        self._in_flight: tuple[StepPlan, PlanDraft] | None = None
+        self._in_flight: deque[tuple[StepPlan, PlanDraft]] = deque()
         self._draining = False
         self._step = 0
         self._stalled_steps = 0
@@ -68,6 +71,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any request is running, waiting or parked."""
         return len(self._roster) > 0
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether another step may be planned before one in flight is committed."""
+        return len(self._in_flight) < self.config.pipeline_depth
 
     @property
     def num_requests(self) -> int:
@@ -163,55 +171,47 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step; None when nothing can be computed before something else happens.
 
-        That is a new request, or the acknowledgement that a fence waits for.
+        That is a new request, the commit of a step in flight, or the acknowledgement that a fence
+        waits for.
 
         Raises:
-            StepOrderError: the last plan was not committed.
+            StepOrderError: as many steps are in flight as may be.
         """
-        if self._in_flight is not None:
-            raise StepOrderError(f"step {self._step} is in flight; commit its result first")
+        if not self.may_plan:
+            oldest = self._in_flight[0][0].step
+            raise StepOrderError(f"step {oldest} is in flight; commit its result first")
         draft = PlanDraft(self._step + 1)
         StepPacker(self._batch, draft, now).pack()
         if not draft.rows:
-            self._stalled_steps += self.has_work and not self._batch.pool.num_fenced
+            waits = self._in_flight or self._batch.pool.num_fenced
+            self._stalled_steps += self.has_work and not waits
             return None
         self._step = draft.step
         batch = self._batch
-        plan = draft.seal(
-            batch.take_forgotten(),
-            batch.take_replacements(),
-            batch.take_copies(),
-            *batch.parking.host.take_moves(draft.step),
-        )
+        moves = batch.parking.host.take_moves(draft.step)
+        plan = draft.seal(*batch.notices.take(), *moves)
         batch.num_recomputed += draft.num_recomputed
-        self._in_flight = (plan, draft)
+        self._in_flight.append((plan, draft))
         return plan
 
     def commit(self, result: StepResult, now: float) -> list[RequestUpdate]:
-        """Book what the step in flight computed, and tell what is new: rows, then forks.
+        """Book what the oldest step in flight computed, and tell what is new: rows, then forks.
+
+        A row whose request has ended since the step was planned has computed in vain.
 
         Raises:
-            StepOrderError: the result is not that of the step in flight.
+            StepOrderError: the result is not that of the oldest step in flight.
         """
-        if self._in_flight is None or self._in_flight[0].step != result.step:
-            raise StepOrderError(f"a result of step {result.step} came; that step is not in flight")
-        plan, draft = self._in_flight
+        if not self._in_flight or self._in_flight[0][0].step != result.step:
+            raise StepOrderError(f"a result of step {result.step} came; that step is not due")
+        plan, draft = self._in_flight[0]
         if len(result.token_ids) != plan.num_samples:
             raise StepOrderError(
                 f"step {plan.step} samples {plan.num_samples} tokens, "
                 f"its result has {len(result.token_ids)}"
             )
-        self._in_flight = None
-        batch = self._batch
-        updates = commit_step(batch, self._roster, plan, draft, result, now)
-        batch.parking.note_copies(len(plan.swap_outs) + len(plan.swap_ins), result.copy_seconds)
-        batch.parking.note_step(
-            draft.num_tokens - draft.num_decodes,
-            draft.num_decodes,
-            draft.num_recomputed,
-            result.compute_seconds,
-        )
-        return updates
+        self._in_flight.popleft()
+        return commit_step(self._batch, self._roster, plan, draft, result, now)
 
     def acknowledge(self, step: int) -> None:
         """Every rank has finished `step`: blocks fenced until then become free.
@@ -228,7 +228,7 @@ class Scheduler:
 
         Entry `k` tells of the first `k` steps, at most `most`; [0] unless all who are here decode.
         """
-        return [0] if self._in_flight is not None else steady_steps(self._batch, most)
+        return [0] if self._in_flight else steady_steps(self._batch, most)
 
     def run_ahead(self, seconds: Sequence[float], answer: Callable[[str], int]) -> None:
         """Do one steady step for each length in `seconds`; for simulations, nobody is told.
@@ -288,7 +288,7 @@ class Scheduler:
         Raises:
             AssertionError: naming the request or the block.
         """
-        in_flight = self._in_flight[1].rows if self._in_flight is not None else []
+        in_flight = [row for _, draft in self._in_flight for row in draft.counts()]
         self._batch.check(tuple(self._roster), in_flight)
         self.ledger().check()
         if self._stalled_steps:

@@ -4,7 +4,8 @@ Remembers for each handle what earlier plans said: block table, sampling paramet
 tokens are written. Runs no model. Units: tokens, block ids; slot = block id * block size + offset.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,23 +13,25 @@ import numpy.typing as npt
 import torch
 
 from blockyard.cuda.backend import AttentionBatch
-from blockyard.scheduler.plan import Admission, BlockGrant, Fork, Replacement, StepPlan
-from blockyard.scheduler.sampling import SamplingParams
+from blockyard.scheduler.plan import (
+    PLACEHOLDER,
+    Admission,
+    BlockGrant,
+    Fork,
+    Replacement,
+    StepPlan,
+)
 from blockyard.workers.batch_parts import PromptRow, RuleTokens, rule_tokens
+from blockyard.workers.collectives import Communicator
 from blockyard.workers.grammar import GrammarCompiler
-from blockyard.workers.logit_rules import LogitRules, rules_for
+from blockyard.workers.handle_state import HandleState, PlanError
+from blockyard.workers.logit_rules import rules_for
 from blockyard.workers.sampler import SampleRow
 
-__all__ = ["BatchBuilder", "FlatBatch", "PlanError"]
-
-_FIRST_TABLE_BLOCKS = 8
+__all__ = ["BatchBuilder", "FlatBatch"]
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
-
-
-class PlanError(Exception):
-    """A plan contradicts what earlier plans said; scheduler and worker have parted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,48 +63,6 @@ class FlatBatch:
     prompt_rows: tuple[PromptRow, ...] = ()
 
 
-@dataclass(slots=True)
-class _HandleState:
-    """What plans have said about one handle. `written` is None before its first step.
-
-    `prompt` is there when the prompt is scored.
-    """
-
-    sampling: SamplingParams
-    prompt_tokens: int
-    rules: LogitRules | None = None
-    prompt: tuple[int, ...] = ()
-    table: Int32 = field(default_factory=lambda: np.zeros(_FIRST_TABLE_BLOCKS, dtype=np.int32))
-    num_blocks: int = 0
-    written: int | None = None
-
-    def extend(self, block_ids: tuple[int, ...]) -> None:
-        needed = self.num_blocks + len(block_ids)
-        if needed > len(self.table):
-            grown = np.zeros(max(needed, 2 * len(self.table)), dtype=np.int32)
-            grown[: self.num_blocks] = self.table[: self.num_blocks]
-            self.table = grown
-        self.table[self.num_blocks : needed] = block_ids
-        self.num_blocks = needed
-
-    def child(self, fork: Fork) -> "_HandleState":
-        """The state of a fork: what this handle has, under parameters of its own."""
-        return _HandleState(
-            fork.sampling,
-            fork.prompt_tokens,
-            self.rules.child(fork.sampling) if self.rules is not None else None,
-            table=self.table.copy(),
-            num_blocks=self.num_blocks,
-            written=self.written,
-        )
-
-    def scored(self, handle: int, start: int, count: int) -> PromptRow | None:
-        """The prompt's tokens that follow those of this step, when they are to be scored."""
-        targets = self.prompt[start + 1 : start + count + 1]
-        top = self.sampling.prompt_logprobs
-        return PromptRow(handle, start + 1, targets, top) if targets and top is not None else None
-
-
 class BatchBuilder:
     """Applies plans in order and flattens them.
 
@@ -111,6 +72,7 @@ class BatchBuilder:
         vocab_size: every token id is below it.
         device: where the tensors go.
         grammars: for requests whose answers must keep to one.
+        communicator: tells tokens that rank 0 has sampled to the others; None: there are none.
     """
 
     def __init__(
@@ -120,6 +82,7 @@ class BatchBuilder:
         vocab_size: int,
         device: torch.device,
         grammars: GrammarCompiler | None = None,
+        communicator: Communicator | None = None,
     ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
@@ -128,7 +91,8 @@ class BatchBuilder:
         self._make_rules = partial(
             rules_for, vocabulary=vocab_size, device=device, grammars=grammars
         )
-        self._handles: dict[int, _HandleState] = {}
+        self._communicator = communicator if communicator is not None else Communicator()
+        self._handles: dict[int, HandleState] = {}
         self._last_step = 0
 
     def apply(self, plan: StepPlan) -> FlatBatch | None:
@@ -152,11 +116,17 @@ class BatchBuilder:
             self._grant(plan, grant)
         return self._flatten(plan) if plan.handles else None
 
+    def note_sampled(self, handles: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Keep the tokens just sampled: the next plan may be made before they are known there."""
+        for handle, token in zip(handles, token_ids, strict=True):
+            self._handles[handle].note_sampled(token)
+
     def _admit(self, plan: StepPlan, admission: Admission) -> None:
         if admission.handle in self._handles:
             raise PlanError(f"step {plan.step} admits handle {admission.handle} a second time")
         sampling, known = admission.sampling, admission.token_ids
-        self._handles[admission.handle] = _HandleState(
+        self._handles[admission.handle] = HandleState(
+            admission.handle,
             sampling,
             admission.prompt_tokens,
             self._make_rules(sampling, admission.prompt_tokens, known),
@@ -186,7 +156,7 @@ class BatchBuilder:
                 f"the pool has {self._num_blocks}"
             )
 
-    def _known(self, plan: StepPlan, handle: int) -> _HandleState:
+    def _known(self, plan: StepPlan, handle: int) -> HandleState:
         state = self._handles.get(handle)
         if state is None:
             raise PlanError(f"step {plan.step} names handle {handle}, which is not known")
@@ -194,10 +164,8 @@ class BatchBuilder:
 
     def _flatten(self, plan: StepPlan) -> FlatBatch:
         states = [self._known(plan, handle) for handle in plan.handles]
-        for handle, state, start, count in zip(
-            plan.handles, states, plan.starts, plan.counts, strict=True
-        ):
-            self._advance(plan, handle, state, start, count)
+        for state, start, count in zip(states, plan.starts, plan.counts, strict=True):
+            state.advance(plan.step, start, count, self._block_size)
         starts = np.array(plan.starts, dtype=np.int32)
         counts = np.array(plan.counts, dtype=np.int32)
         tables = np.zeros((len(states), max(s.num_blocks for s in states)), dtype=np.int32)
@@ -207,7 +175,7 @@ class BatchBuilder:
         ends = np.cumsum(counts)
         positions: Int64 = np.arange(ends[-1]) - (ends - counts)[owners] + starts[owners]
         blocks = tables[owners, positions // self._block_size].astype(np.int64)
-        input_ids = np.array(plan.token_ids, dtype=np.int64)
+        input_ids = self._fill(plan, states, np.array(plan.token_ids, dtype=np.int64))
         if input_ids.min() < 0 or input_ids.max() >= self._vocab_size:
             raise PlanError(f"step {plan.step} holds a token id outside 0..{self._vocab_size - 1}")
         sampled = [row for row, wanted in enumerate(plan.samples) if wanted]
@@ -230,7 +198,7 @@ class BatchBuilder:
                 np.concatenate(((ends - 1)[sampled], scored)).astype(np.int64)
             ),
             sample_rows=tuple(
-                _sample_row(state) for state in (*(states[row] for row in sampled), *children)
+                state.sample_row() for state in (*(states[row] for row in sampled), *children)
             ),
             sample_handles=(
                 *(plan.handles[row] for row in sampled),
@@ -244,49 +212,39 @@ class BatchBuilder:
         )
 
     def _score(
-        self, plan: StepPlan, states: list[_HandleState]
+        self, plan: StepPlan, states: list[HandleState]
     ) -> tuple[Int64, tuple[PromptRow, ...]]:
         """Tokens whose logits score prompts, int64 `[tokens]`, and what is scored with them."""
         rows: list[PromptRow] = []
         tokens: list[int] = []
-        for state, handle, start, begin, count in zip(
-            states, plan.handles, plan.starts, plan.offsets, plan.counts, strict=True
+        for state, start, begin, count in zip(
+            states, plan.starts, plan.offsets, plan.counts, strict=True
         ):
-            row = state.scored(handle, start, count) if state.prompt else None
+            row = state.scored(start, count) if state.prompt else None
             if row is not None:
                 rows.append(row)
                 tokens.extend(range(begin, begin + len(row.token_ids)))
         return np.array(tokens, dtype=np.int64), tuple(rows)
 
-    def _fork(self, plan: StepPlan, fork: Fork) -> _HandleState:
+    def _fill(self, plan: StepPlan, states: list[HandleState], input_ids: Int64) -> Int64:
+        """Put what was sampled last in place of placeholders; int64 `[tokens]`."""
+        awaited = np.flatnonzero(input_ids == PLACEHOLDER)
+        if not awaited.size:
+            return input_ids
+        last = np.zeros(len(awaited), dtype=np.int64)
+        # Rank 0 alone samples: it tells the others.
+        if not self._communicator.rank:
+            rows = np.searchsorted(plan.offsets, awaited).tolist()
+            last[:] = [states[row].last_sampled(plan.step, plan.starts[row]) for row in rows]
+        input_ids[awaited] = self._communicator.broadcast(self._tensor(last)).cpu().numpy()
+        return input_ids
+
+    def _fork(self, plan: StepPlan, fork: Fork) -> HandleState:
         if fork.handle in self._handles:
             raise PlanError(f"step {plan.step} forks into handle {fork.handle}, which is known")
         child = self._known(plan, fork.parent).child(fork)
         self._handles[fork.handle] = child
         return child
 
-    def _advance(
-        self, plan: StepPlan, handle: int, state: _HandleState, start: int, count: int
-    ) -> None:
-        # A fresh handle may start past 0: positions before it come from blocks others filled.
-        if state.written is not None and start != state.written:
-            raise PlanError(
-                f"step {plan.step} computes handle {handle} from position {start}, "
-                f"but {state.written} tokens are written"
-            )
-        slots = state.num_blocks * self._block_size
-        if start < 0 or start + count > slots:
-            raise PlanError(
-                f"step {plan.step} computes positions {start}..{start + count - 1} of handle "
-                f"{handle}, whose blocks hold {slots}"
-            )
-        state.written = start + count
-
     def _tensor(self, values: Int32 | Int64) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
-
-
-def _sample_row(state: _HandleState) -> SampleRow:
-    assert state.written is not None
-    produced = state.written - state.prompt_tokens
-    return SampleRow(state.sampling, state.written, produced, state.rules)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from blockyard.scheduler.plan import BlockCopy, PromptLogprobs, StepPlan, StepResult
 from blockyard.scheduler.sampling import TokenLogprobs
 from blockyard.workers.config import WorkerConfig, WorkerProfile
-from blockyard.workers.witness_tables import PlanRefused, WitnessTables
+from blockyard.workers.witness_tables import PlanRefused, WitnessRow, WitnessTables
 
 __all__ = ["PacedWitness", "PlanRefused", "WitnessWorker", "witness_generate", "witness_next_token"]
 
@@ -83,7 +83,7 @@ class WitnessWorker:
         slots_by_handle = {}
         offset = 0
         for handle, start, count in zip(plan.handles, plan.starts, plan.counts, strict=True):
-            tokens = plan.token_ids[offset : offset + count]
+            tokens = self._tables.fill(handle, start, plan.token_ids[offset : offset + count])
             offset += count
             slots_by_handle[handle] = self._write(self._tables, plan.step, handle, start, tokens)
         sampled = [
@@ -92,7 +92,7 @@ class WitnessWorker:
             if samples
         ]
         sampled += [(fork.parent, self._tables.fork(fork)) for fork in plan.forks]
-        token_ids = tuple(self._sample(slots_by_handle[h], row.choice) for h, row in sampled)
+        token_ids = tuple(self._sample(slots_by_handle[h], row) for h, row in sampled)
         return StepResult(
             plan.step,
             token_ids,
@@ -145,8 +145,11 @@ class WitnessWorker:
         self._slots[slots[start:]] = _entries(start, token_ids)
         return slots
 
-    def _sample(self, slots: npt.NDArray[np.int64], choice: int) -> int:
-        return _next_token(self._slots[slots], self._vocab_size, choice)
+    def _sample(self, slots: npt.NDArray[np.int64], row: WitnessRow) -> int:
+        """The next token of a row, kept for a plan that does not know it."""
+        row.sampled = _next_token(self._slots[slots], self._vocab_size, row.choice)
+        row.sampled_at = row.written or 0
+        return row.sampled
 
 
 class PacedWitness(WitnessWorker):

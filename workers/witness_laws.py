@@ -99,17 +99,28 @@ class BlockLaws:
         self.names[handle] = name
         self._tables[handle] = list(self._tables[parent])
 
+    def rename(self, handle: int, name: Hashable) -> None:
+        """A handle, if it is still known, is a member's whose name was not known before."""
+        if handle in self.names:
+            self.names[handle] = name
+
     def branch(self, parent: Hashable, name: Hashable) -> None:
         """A member begins between two steps; it may keep blocks that its running parent has."""
         tables = (self._tables[h] for h, other in self.names.items() if other == parent)
         self._left[name] = list(next(tables, self._left.get(parent, ())))
 
     def commit(self, plan: StepPlan) -> None:
-        """The plan is committed: what it has written may be found. Before its tokens are known."""
+        """The plan is committed: what it has written may be found. Before its tokens are known.
+
+        The next plan may have been followed already, and who has ended by then leaves nothing.
+        """
         for handle, start, count in zip(plan.handles, plan.starts, plan.counts, strict=True):
-            name = self.names[handle]
+            name = self.names.get(handle)
+            if name is None:
+                continue
             tokens = self._known(name)[: start + count]
-            for index, block_id in enumerate(self._tables[handle]):
+            written_blocks = -(-(start + count) // self._size)
+            for index, block_id in enumerate(self._tables[handle][:written_blocks]):
                 written = tuple(tokens[: (index + 1) * self._size])
                 self._contents[block_id] = (self._kind(name), written)
 

@@ -9,7 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from blockyard.scheduler.plan import BlockCopy, BlockGrant, Fork, Replacement, StepPlan
+from blockyard.scheduler.plan import (
+    PLACEHOLDER,
+    BlockCopy,
+    BlockGrant,
+    Fork,
+    Replacement,
+    StepPlan,
+)
 
 __all__ = ["PlanRefused", "WitnessRow", "WitnessTables"]
 
@@ -30,6 +37,9 @@ class WitnessRow:
     prompt: tuple[int, ...] = ()
     block_ids: list[int] = field(default_factory=list)
     written: int | None = None
+    sampled: int | None = None
+    """The token sampled last, which belongs at position `sampled_at`."""
+    sampled_at: int = 0
 
 
 class WitnessTables:
@@ -123,6 +133,22 @@ class WitnessTables:
                 )
         row.written = end
         return row.block_ids
+
+    def fill(self, handle: int, start: int, token_ids: Sequence[int]) -> Sequence[int]:
+        """A row's tokens, with what was sampled for the handle in place of a placeholder.
+
+        Raises:
+            PlanRefused: nothing was sampled for that position.
+        """
+        if PLACEHOLDER not in token_ids:
+            return token_ids
+        row = self.row(handle)
+        if row.sampled is None or row.sampled_at != start:
+            raise PlanRefused(
+                f"step {self._step} awaits the token at {start} of handle {handle}, "
+                f"the one sampled last is at {row.sampled_at}"
+            )
+        return (row.sampled,)
 
     def fork(self, fork: Fork) -> WitnessRow:
         """Give the child its parent's table and what the parent has written."""

@@ -125,6 +125,7 @@ class ModelWorker:
             model.vocab_size,
             self._device,
             grammars_of(Path(self._config.model_dir), model.vocab_size),
+            self._communicator,
         )
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -145,6 +146,8 @@ class ModelWorker:
         if batch is not None:
             with torch.inference_mode():
                 result = self._compute(self._loaded(), self._cache, batch, result)
+            if not self._communicator.rank:
+                self._batches.note_sampled(batch.sample_handles, result.token_ids)
         seconds = time.perf_counter() - began
         return replace(result, compute_seconds=seconds - copy_seconds)
 

@@ -1,8 +1,7 @@
 """A rig for the scheduler: it drives one with witness workers and keeps books of its own.
 
-From the plans alone it holds every step against the laws: no block is given out before all ranks
-have finished the last step that touched it, the most urgent request always advances, and nobody
-loses its place to somebody less urgent. Every finished output must be the oracle's.
+From the plans alone it holds every step against the laws: fences, progress of the most urgent, no
+place lost to somebody less urgent. Every finished output must be the oracle's.
 """
 
 import random
@@ -15,13 +14,14 @@ import pytest
 from blockyard.scheduler.block_keys import PrefixExtras
 from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
-from blockyard.scheduler.plan import RowError, StepPlan, StepResult
+from blockyard.scheduler.plan import StepPlan
 from blockyard.scheduler.prefix_view import PrefixView
 from blockyard.scheduler.request import FinishReason, RequestSpec
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.workers.config import WorkerConfig
 from blockyard.workers.fake import WitnessWorker
+from blockyard.workers.witness_flight import StepsInFlight
 from blockyard.workers.witness_laws import BlockLaws
 from blockyard.workers.witness_members import MemberBooks, check_order, member_name
 
@@ -43,6 +43,7 @@ class Rig:
     policy: PreemptionPolicy = PreemptionPolicy.AUTO
     prefill_rate: float = 0.0
     link_rate: float = 0.0
+    depth: int = 1
     specs: dict[str, RequestSpec] = field(default_factory=dict)
     reasons: dict[str, FinishReason] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
@@ -54,25 +55,16 @@ class Rig:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                max_context_tokens=self.context,
-                block_size=self.block_size,
-                max_running=self.max_running,
-                max_step_tokens=self.max_step_tokens,
-                max_waiting=64,
-                preemption=self.policy,
-            ),
-            self.num_blocks,
-            self.num_host_blocks,
-            # A block has one byte: rates are in blocks.
-            RateMeter(1, self.prefill_rate, self.link_rate),
-        )
+        limits = self.block_size, self.max_running, self.max_step_tokens
+        config = SchedulerConfig(self.context, *limits, 64, self.policy, pipeline_depth=self.depth)
+        # A block has one byte: rates are in blocks.
+        rates = RateMeter(1, self.prefill_rate, self.link_rate)
+        self.scheduler = Scheduler(config, self.num_blocks, self.num_host_blocks, rates)
         worker_config = WorkerConfig("", self.context, block_size=self.block_size)
         self.workers = [WitnessWorker(worker_config, self.vocab) for _ in range(self.ranks)]
         for worker in self.workers:
             worker.allocate(self.num_blocks, self.num_host_blocks)
-        self.in_flight: tuple[StepPlan, StepResult] | None = None
+        self.in_flight = StepsInFlight()
         self.unacknowledged: list[int] = []
         self.acknowledged = 0
         self.laws = BlockLaws(self.block_size, self.known, self.kind)
@@ -113,10 +105,12 @@ class Rig:
         return (-spec.priority, spec.sampling.seed, choice)
 
     def known(self, name: Any) -> tuple[int, ...]:
+        name = self.in_flight.parent_or_self(name)
         return (*self.specs[name].prompt_token_ids, *self.outputs[name])
 
     def kind(self, name: Any) -> PrefixExtras | None:
-        return self.specs[name].extras if self.specs[name].use_prefix_cache else None
+        spec = self.specs[self.in_flight.parent_or_self(name)]
+        return spec.extras if spec.use_prefix_cache else None
 
     def live(self) -> list[str]:
         return [name for name in self.specs if name not in self.reasons]
@@ -131,57 +125,60 @@ class Rig:
         plan = self.scheduler.plan(self.now)
         fenced = self.scheduler.ledger().blocks.fenced
         if plan is None:
-            assert fenced or not self.served(), "work waits, nothing is fenced, nothing is planned"
+            waits = fenced or self.in_flight or not self.served()
+            assert waits, "work waits, nothing is fenced or in flight, nothing is planned"
             self.planned_nothing = True
             return False
         self._hold_against_laws(plan, fenced)
         self.planned_nothing = False
+        for fork in plan.forks:
+            self.laws.fork(fork.parent, fork.handle, fork.handle)
         results = [worker.execute(plan) for worker in self.workers]
         assert len({result.token_ids for result in results}) == 1
         # What the witness takes says nothing, and would make runs differ.
-        self.in_flight = (plan, replace(results[0], compute_seconds=0.0, copy_seconds=0.0))
+        result = replace(results[0], compute_seconds=0.0, copy_seconds=0.0)
+        self.in_flight.begin(plan, result, self.laws.names)
         self.unacknowledged.append(plan.step)
         self.computed_tokens += len(plan.token_ids)
         return True
 
     def _hold_against_laws(self, plan: StepPlan, fenced: int) -> None:
-        members = {
-            (s.sampling.seed, self.books.choices[name]): name for name, s in self.specs.items()
-        }
+        choices = self.books.choices
+        members = {(s.sampling.seed, choices[name]): name for name, s in self.specs.items()}
         admitted = [members[a.sampling.seed, a.sampling.choice] for a in plan.admitted]
         for name, admission in zip(admitted, plan.admitted, strict=True):
             assert admission.prompt_tokens == len(self.specs[name].prompt_token_ids)
             if name not in self.started:
                 self.started.append(name)
         losers = self.laws.follow(plan, admitted, self.acknowledged)
-        names = self.laws.names
-        rows = [names[handle] for handle in plan.handles]
-        if not fenced:
-            assert min(self.served(), key=self.urgency) in rows, "the most urgent waits"
+        names, rows = self.laws.names, [self.laws.names[handle] for handle in plan.handles]
+        awaiting = self.in_flight.awaiting(names, self.is_last)
+        if not fenced and (free := set(self.served()) - awaiting):
+            self.in_flight.check_progress(min(free, key=self.urgency), rows)
         check_order(
             self.urgency,
             rows,
             granted=[names[grant.handle] for grant in plan.grants],
-            held_up=[name for name in names.values() if name not in rows],
+            held_up={*names.values()} - {*rows, *awaiting, *self.in_flight.unborn},
             # Who lost a place while nothing could be planned is told of only now, may be back.
             victims=[n for n in losers if n in self.live() and not self.planned_nothing],
         )
         assert len(plan.token_ids) <= self.max_step_tokens
         assert self.scheduler.ledger().requests.running + len(plan.forks) <= self.max_running
 
-    def commit(self) -> None:
-        assert self.in_flight is not None
-        (plan, result), self.in_flight = self.in_flight, None
+    def commit(self) -> int:
+        """Book the oldest step in flight; returns its number."""
+        plan, result, born, sampled = self.in_flight.end(self.laws.names)
         self.laws.commit(plan)
-        for fork in plan.forks:
-            choice = fork.sampling.choice
-            parent = str(self.laws.names[fork.parent])
-            name = self._begin(parent, choice, self.outputs[parent])
-            self.laws.fork(fork.parent, fork.handle, name)
-            if not self.books.is_awaited(self.specs[name].request_id, choice):
-                self.reasons[name] = FinishReason.ABORT
-        for handle in (h for h, samples in zip(plan.handles, plan.samples, strict=True) if samples):
-            parent = str(self.laws.names[handle])
+        for handle, parent, choice in born:
+            request_id = self.specs[parent].request_id
+            name = member_name(request_id, choice)
+            if name not in self.specs:  # else it began late, at the step before
+                self._begin(parent, choice, self.outputs[parent])
+                if parent in self.ended or not self.books.is_awaited(request_id, choice):
+                    self.reasons[name] = FinishReason.ABORT
+            self.laws.rename(handle, name)
+        for parent in sampled:
             for choice in self.books.late(self.specs[parent].request_id, parent):
                 self.laws.branch(parent, self._begin(parent, choice, self.outputs[parent]))
         for update in self.scheduler.commit(result, self.now):
@@ -194,6 +191,7 @@ class Rig:
                 self.ended.append(name)
                 if update.finish_reason is not FinishReason.ERROR:
                     self.compare(name)
+        return plan.step
 
     def reset_prefix_cache(self) -> None:
         self.scheduler.reset_prefix_cache()
@@ -216,11 +214,9 @@ class Rig:
         self.scheduler.acknowledge(step)
 
     def fail(self, request_id: str) -> None:
-        """Let the step in flight answer that this request's logits could not be sampled."""
-        assert self.in_flight is not None
-        plan, result = self.in_flight
+        """Let the oldest step in flight answer that this member's logits could not be sampled."""
         (handle,) = (handle for handle, name in self.laws.names.items() if name == request_id)
-        self.in_flight = plan, replace(result, errors=(*result.errors, RowError(handle, "failed")))
+        self.in_flight.fail(handle)
 
     def fork(self, name: str, choice: int, token: int | None = None) -> bool:
         """Let a member branch where it samples next, or at once with `token` for its newest."""
@@ -249,39 +245,42 @@ class Rig:
             self.reasons |= {name: FinishReason.ABORT} if live else {}
         return ended
 
+    def most_tokens(self, name: str) -> int:
+        most = min(self.context, self.num_blocks * self.block_size + 1)
+        return self.specs[name].sampling.max_tokens or most - len(self.specs[name].prompt_token_ids)
+
+    def is_last(self, name: str) -> bool:
+        return len(self.outputs[name]) + 1 == self.most_tokens(name)
+
     def compare(self, name: str) -> None:
         sampling, prompt = self.specs[name].sampling, self.specs[name].prompt_token_ids
-        fitting = min(self.context, self.num_blocks * self.block_size + 1) - len(prompt)
-        expected, stopped = self.books.expected(
-            name, prompt, sampling, sampling.max_tokens or fitting, self.vocab
-        )
+        most = self.most_tokens(name)
+        expected, stopped = self.books.expected(name, prompt, sampling, most, self.vocab)
         assert self.outputs[name] == expected, f"{name} differs from the oracle"
         assert self.reasons[name] is (FinishReason.STOP if stopped else FinishReason.LENGTH)
 
     def step(self) -> bool:
-        """One whole step with everything acknowledged at once."""
-        if not self.plan():
+        """Plan as far ahead as may be, then commit and acknowledge the oldest step in flight."""
+        while self.scheduler.may_plan and self.plan():
+            self.check()
+        if not self.in_flight:
             return False
-        self.check()
-        self.commit()
-        self.acknowledge(self.scheduler.ledger().step)
+        self.acknowledge(self.commit())
         self.check()
         return True
 
     def finish(self) -> None:
         """Run until nobody is left, then require clean books."""
         for _ in range(20_000):
-            if self.in_flight is not None:
-                self.commit()
-            if self.unacknowledged:
+            if self.unacknowledged and not self.in_flight:
                 self.acknowledge(self.unacknowledged[-1])
             self.check()
-            if not self.step():
+            if not self.step() and not self.unacknowledged:
                 break
         assert not self.live()
         ledger = self.scheduler.ledger()
-        assert ledger.blocks.free + ledger.blocks.cached == ledger.blocks.total == self.num_blocks
-        requests = ledger.requests
+        requests, blocks = ledger.requests, ledger.blocks
+        assert blocks.free + blocks.cached == blocks.total == self.num_blocks
         assert requests.running == requests.waiting == requests.parked == ledger.stalled_steps == 0
         assert ledger.host_blocks.free == self.num_host_blocks
 

@@ -111,11 +111,11 @@ def test_o12_o13_waves_with_random_cancels(seed: int, make_rig: Make, prompt_of:
             prompt = rng.choices(range(97), k=rng.randint(20, 50))
             rig.submit(f"{wave} {index}", prompt, rng.randint(1, 40), rng.choice((0, 0, 1)))
         for _ in range(rng.randint(5, 60)):
-            if rig.in_flight is not None and rng.random() < 0.8:
+            if rig.in_flight and rng.random() < 0.8:
                 rig.commit()
             if rig.unacknowledged and rng.random() < 0.5:
                 rig.acknowledge(rng.choice(rig.unacknowledged))
-            if rig.in_flight is None:
+            if not rig.in_flight:
                 rig.plan()
             if rig.live() and rng.random() < 0.1:
                 rig.abort(rng.choice(rig.live()))

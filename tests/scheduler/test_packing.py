@@ -151,7 +151,7 @@ def running(batch: Batch, sequence: int, num_known: int) -> Request:
 
 def hold(batch: Batch, request: Request) -> None:
     """Let a request have computed one block of tokens."""
-    request.handle = batch.new_handle()
+    request.handle = batch.notices.new_handle()
     request.table.extend(batch.pool.allocate(1) or ())
     request.num_computed = 4
     batch.holdings.promise(4)

@@ -79,11 +79,11 @@ def test_o12_the_right_bytes_come_back_under_load(
             prompt = rng.choices(range(97), k=rng.randint(40, 60))
             rig.submit(f"{wave} {index}", prompt, max_tokens=60)
         while rig.live():
-            if rig.in_flight is not None and rng.random() < 0.8:
+            if rig.in_flight and rng.random() < 0.8:
                 rig.commit()
             if rig.unacknowledged and rng.random() < 0.6:
                 rig.acknowledge(rng.choice(rig.unacknowledged))
-            if rig.in_flight is None:
+            if not rig.in_flight:
                 rig.plan()
             if rig.live() and rng.random() < 0.01:
                 rig.abort(rng.choice(rig.live()))
@@ -110,11 +110,11 @@ def test_o13_cancels_in_every_state(policy: PreemptionPolicy, make_rig: Make) ->
             prompt = rng.choices(range(97), k=rng.randint(4, 40))
             rig.submit(f"{wave} {index}", prompt, rng.randint(1, 40), rng.choice((0, 0, 1)))
         for _ in range(rng.randint(3, 25)):
-            if rig.in_flight is not None and rng.random() < 0.8:
+            if rig.in_flight and rng.random() < 0.8:
                 rig.commit()
             if rig.unacknowledged and rng.random() < 0.6:
                 rig.acknowledge(rng.choice(rig.unacknowledged))
-            if rig.in_flight is None:
+            if not rig.in_flight:
                 rig.plan()
             if rig.live() and rng.random() < 0.1:
                 rig.abort(rng.choice(rig.live()))

@@ -43,6 +43,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from((0, 1, 3, 20)),
         policy=st.sampled_from(PreemptionPolicy),
         link_rate=st.sampled_from((0.0, 0.1, 1.0, 10.0)),
+        depth=st.sampled_from((1, 2)),
     )
     def start(
         self,
@@ -53,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks: int,
         policy: PreemptionPolicy,
         link_rate: float,
+        depth: int,
     ) -> None:
         self.rig = self.make_rig(
             num_blocks,
@@ -65,6 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             prefill_rate=4.0,
             link_rate=link_rate,
+            depth=depth,
         )
 
     @rule(
@@ -132,12 +135,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert fits and not self.draining
 
-    @precondition(lambda self: self.rig.in_flight is None)
+    @precondition(lambda self: self.rig.scheduler.may_plan)
     @rule()
     def plan(self) -> None:
         self.rig.plan()
 
-    @precondition(lambda self: self.rig.in_flight is not None)
+    @precondition(lambda self: self.rig.in_flight)
     @rule()
     def commit(self) -> None:
         self.rig.commit()
@@ -149,8 +152,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 12))
     def step_on(self, steps: int) -> None:
-        if self.rig.in_flight is not None:
-            self.rig.commit()
         for _ in range(steps):
             if not self.rig.step():
                 break

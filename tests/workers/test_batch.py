@@ -7,7 +7,8 @@ import torch
 
 from blockyard.scheduler.plan import Admission, BlockGrant, Fork, Replacement, StepPlan
 from blockyard.scheduler.sampling import SamplingParams
-from blockyard.workers.batch import BatchBuilder, FlatBatch, PlanError
+from blockyard.workers.batch import BatchBuilder, FlatBatch
+from blockyard.workers.handle_state import PlanError
 
 FIRST = StepPlan(
     step=1,
@@ -180,7 +181,7 @@ def test_tables_grow() -> None:
         ),
         ({"forks": (Fork(7, 8, SamplingParams(), 1),)}, "forks into handle 8, which is known"),
         ({"token_ids": (22, 16, 17, 30)}, r"a token id outside 0..29"),
-        ({"token_ids": (22, 16, 17, -1)}, r"a token id outside 0..29"),
+        ({"token_ids": (22, 16, 17, -2)}, r"a token id outside 0..29"),
     ],
 )
 def test_contradictions(change: dict[str, object], message: str) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from blockyard.scheduler.plan import Admission, StepPlan
 from blockyard.scheduler.sampling import SamplingParams
-from blockyard.workers.batch import PlanError
 from blockyard.workers.config import WorkerConfig
+from blockyard.workers.handle_state import PlanError
 from blockyard.workers.worker import ModelWorker
 
 Planner = Callable[..., StepPlan]

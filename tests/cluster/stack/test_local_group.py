@@ -1,10 +1,11 @@
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from blockyard.cluster.engine import GroupLost
 from blockyard.cluster.local_group import LocalGroup
-from blockyard.scheduler.plan import Admission, BlockGrant, StepPlan
+from blockyard.scheduler.plan import Admission, BlockGrant, StepPlan, StepResult
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.config import WorkerConfig
 from blockyard.workers.fake import WitnessWorker, witness_generate
@@ -54,3 +55,15 @@ async def test_an_executor_that_failed_is_not_asked_again(group: LocalGroup) -> 
     with pytest.raises(GroupLost, match="failed in step 5"):
         await group.execute(first_plan())  # which by itself would work
     assert group.acknowledged_step == 0
+
+
+async def test_steps_run_in_order_and_none_after_one_that_failed(group: LocalGroup) -> None:
+    changes: list[str | None] = []
+    group.on_change(lambda: changes.append(group.lost))
+    await group.load()
+    good, bad, behind = (first_plan(), first_plan(step=5), first_plan(step=2))
+    results = await asyncio.gather(*map(group.execute, (good, bad, behind)), return_exceptions=True)
+    assert isinstance(results[0], StepResult) and results[0].step == 1
+    assert [str(result) for result in results[1:]] == [group.lost] * 2
+    assert "failed in step 5" in str(group.lost)
+    assert group.acknowledged_step == 1

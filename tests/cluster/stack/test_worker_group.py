@@ -185,14 +185,26 @@ async def test_plans_do_not_pile_up_for_a_rank_that_reads_no_more(ranks: Ranks) 
         await step
 
 
-async def test_one_step_at_a_time(ranks: Ranks) -> None:
-    group = await ranks.start(1)
-    step = asyncio.create_task(group.execute(plan(1)))
-    await ranks.plans[0].get()
-    with pytest.raises(RuntimeError, match="step 1 is still in flight"):
-        await group.execute(plan(2))
+async def test_a_plan_may_follow_before_the_result_of_the_one_before(ranks: Ranks) -> None:
+    group = await ranks.start(2)
+    steps = [asyncio.create_task(group.execute(plan(number))) for number in (1, 2)]
+    for queue in ranks.plans:
+        assert [(await queue.get()).step, (await queue.get()).step] == [1, 2]
     await ranks.say(0, Executed(StepResult(1, (5,))))
-    assert await step == StepResult(1, (5,))
+    assert await steps[0] == StepResult(1, (5,))
+    assert not steps[1].done()
+    await ranks.say(0, Executed(StepResult(2, (6,))))
+    assert await steps[1] == StepResult(2, (6,))
+
+
+async def test_a_lost_rank_ends_every_step_under_way(ranks: Ranks) -> None:
+    group = await ranks.start(2)
+    steps = [asyncio.create_task(group.execute(plan(number))) for number in (1, 2)]
+    await ranks.plans[1].get()
+    ranks.wires[1].abort()
+    for step in steps:
+        with pytest.raises(GroupLost, match="rank 1 closed its connection"):
+            await step
 
 
 async def test_the_result_of_a_step_that_was_given_up_harms_nobody(ranks: Ranks) -> None:
@@ -204,6 +216,9 @@ async def test_the_result_of_a_step_that_was_given_up_harms_nobody(ranks: Ranks)
     await ranks.say(0, Executed(StepResult(1, (5,))))
     await ranks.until_acknowledged(1)
     assert group.lost is None
+    following = asyncio.create_task(group.execute(plan(2)))
+    await ranks.say(0, Executed(StepResult(2, (6,))))
+    assert (await following).step == 2
 
 
 async def test_a_rank_that_is_not_there_leaves_no_connection_open() -> None:
