@@ -19,6 +19,7 @@ from blockyard.cluster.commands.plan import plan
 from blockyard.cluster.commands.record import record
 from blockyard.cluster.commands.replay import replay
 from blockyard.cluster.commands.serve import serve
+from blockyard.cluster.commands.top import top
 
 __all__ = ["app", "main"]
 
@@ -35,6 +36,7 @@ app.command("serve")(serve)
 app.command("demo")(demo)
 app.command("generate")(generate)
 app.command("ledger")(ledger)
+app.command("top")(top)
 app.command("plan")(plan)
 app.command("measure")(measure)
 app.command("record")(record)

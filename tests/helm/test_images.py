@@ -89,9 +89,9 @@ def test_the_install_steps_work_in_a_clean_venv(tmp_path: Path) -> None:
             timeout=INSTALL_SECONDS,
         )
         assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
-    for command in (["blockyard", "version"], ["ray", "--version"]):
+    for words in (["blockyard", "version"], ["ray", "--version"]):
         ran = subprocess.run(
-            [place / "bin" / command[0], *command[1:]],
+            [place / "bin" / words[0], *words[1:]],
             cwd=tmp_path,
             capture_output=True,
             text=True,
