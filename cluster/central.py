@@ -94,6 +94,10 @@ class CentralScheduler:
         """Blocks that can be found, in all groups together."""
         return sum(len(member.prefix) for member in self._members.values())
 
+    def num_free_blocks(self) -> int:
+        """Blocks that can be had now, in all groups together, as far as their books tell."""
+        return sum(member.candidate.free_blocks for member in self._members.values())
+
     @property
     def names(self) -> frozenset[str]:
         """What clients call their live requests."""
