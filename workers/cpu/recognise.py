@@ -98,15 +98,22 @@ def _layer(index: int, layer: Any) -> LayerParts:
     sample = torch.linspace(-8, 8, 65)
     if not torch.allclose(feed_forward.act_fn(sample), silu(sample), atol=1e-6):
         raise NotRecognised(f"layer {index} has an activation other than SiLU")
+    head_norms = [
+        _norm(getattr(attention, name)) if hasattr(attention, name) else None
+        for name in ("q_norm", "k_norm")
+    ]
     parts = LayerParts(
-        *(getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
-        *(getattr(feed_forward, name) for name in ("gate_proj", "up_proj", "down_proj")),
-        _norm(layer.input_layernorm),
-        _norm(layer.post_attention_layernorm),
-        *(
-            _norm(getattr(attention, name)) if hasattr(attention, name) else None
-            for name in ("q_norm", "k_norm")
-        ),
+        query=attention.q_proj,
+        key=attention.k_proj,
+        value=attention.v_proj,
+        output=attention.o_proj,
+        gate=feed_forward.gate_proj,
+        up=feed_forward.up_proj,
+        down=feed_forward.down_proj,
+        attention_norm=_norm(layer.input_layernorm),
+        feed_forward_norm=_norm(layer.post_attention_layernorm),
+        query_norm=head_norms[0],
+        key_norm=head_norms[1],
     )
     for linear in parts.linears():
         if not isinstance(linear, nn.Linear) or linear.weight.dtype is not torch.float32:
