@@ -9,6 +9,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 # `make test TESTS=tests/scheduler` runs a part; `make test PYTEST_ARGS="-x --lf"` passes options on.
 TESTS ?=
 PYTEST_ARGS ?=
+VALUES ?=
 # `make bench-peers BENCH_ARGS="--rounds 1 --peers openvino --workloads w2"` runs a part.
 BENCH_ARGS ?=
 SOAK_SECONDS ?= 3600
@@ -18,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest -q
 .DELETE_ON_ERROR:
 # One pip at a time may work on .venv, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-long test-all soak mutation bench-peers check format protos check-protos docs constraints clean distclean
+.PHONY: help setup demo test test-long test-all soak mutation bench-peers check format protos check-protos docs chart constraints clean distclean
 
 help: ## list the targets
 	@echo "Blockyard. Targets:"
@@ -76,6 +77,10 @@ check-protos: $(STAMPS)/dev
 			|| { echo "protos/ differs from its .proto files: run 'make protos' and commit" >&2; exit 1; }; \
 	done
 	@echo "protos: stubs match"
+
+# VALUES=file.yaml takes values; needs neither Helm nor a cluster.
+chart: $(STAMPS)/test ## print what the Helm chart renders to
+	@$(BIN)/python helm/render.py $(VALUES)
 
 docs: $(STAMPS)/dev ## build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

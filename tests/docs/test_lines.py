@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCKYARD = Path(sys.executable).with_name("blockyard")
 TRACE = "docs/examples/chat.jsonl"
 RUN_BY_CI = {"make demo", "make test", "make check"}
+BUILT_HERE = {"make chart": "helm/render.py"}
 NOT_HERE = ("docker ", "kubectl ")
 NEEDS_A_GPU = (".venv/bin/blockyard serve --device cuda",)
 ASKING = ("generate", "ledger", "top")
@@ -54,6 +55,8 @@ def kind_of(line: str) -> str:
     """Which test below runs it."""
     if line in RUN_BY_CI:
         return "ci"
+    if line in BUILT_HERE:
+        return "built"
     if line.startswith(NOT_HERE):
         return "not here"
     if line in NEEDS_A_GPU:
@@ -81,6 +84,19 @@ def test_files_that_cannot_be_used_here_exist(lines: list[str]) -> None:
         if kind_of(line) == "pip":
             [extra] = re.findall(r"\[(\w+)\]", line)
             assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.M)
+
+
+def test_what_a_target_runs(lines: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for line in filter(lambda line: kind_of(line) == "built", lines):
+        script = BUILT_HERE[line]
+        assert f"$(BIN)/python {script}" in makefile
+        ran = subprocess.run(
+            [sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        kinds = [found["kind"] for found in yaml.safe_load_all(ran.stdout) if found]
+        assert "RayService" in kinds and "Service" in kinds
 
 
 def test_helm_lines(lines: list[str]) -> None:
@@ -204,27 +220,61 @@ def grpcurl(line: str, port: int) -> None:
         assert list(answer) if found.server_streaming else answer.ByteSize()
 
 
+def curl(line: str) -> None:
+    """The call that a line of `curl` makes; it must succeed and have something to say."""
+    words = shlex.split(line)
+    [url] = [word for word in words if word.startswith("http://")]
+    body = words[words.index("-d") + 1].encode() if "-d" in words else None
+    headers = dict([words[words.index("-H") + 1].split(": ")]) if "-H" in words else {}
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=100) as answer:
+        said = answer.read()
+    assert b"blockyard_blocks" in said if url.endswith("/metrics") else json.loads(said)
+
+
+def openai_snippets() -> list[str]:
+    found = [
+        snippet
+        for document in (ROOT / "README.md", ROOT / "docs" / "api.md")
+        for snippet in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.M | re.S)
+    ]
+    return [snippet for snippet in found if "OpenAI(" in snippet]
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_lines_that_ask_a_server(lines: list[str], tmp_path: Path) -> None:
     [start] = [line for line in lines if kind_of(line) == "serve" and "--metrics-port" in line]
-    port, metrics = free_port(), free_port()
+    port, ports = free_port(), {"9464": str(free_port()), "8000": str(free_port())}
     environment = {**os.environ, "BLOCKYARD_ADDRESS": f"127.0.0.1:{port}"}
-    with served(start.replace("9464", str(metrics)), port, tmp_path):
+
+    def here(text: str) -> str:
+        for told, ours in ports.items():
+            text = re.sub(rf"\b{told}\b", ours, text)
+        return text
+
+    with served(here(start), port, tmp_path):
+        for snippet in openai_snippets():
+            ran = subprocess.run(
+                [sys.executable, "-c", here(snippet).replace("smollm2-135m", "witness")],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert ran.returncode == 0, snippet + ran.stderr
         for line in filter(lambda line: kind_of(line) == "asking", lines):
             words = shlex.split(line)
             if words[0] == "grpcurl":
                 grpcurl(line, port)
                 continue
             if words[0] == "curl":
-                url = words[-1].replace("9464", str(metrics))
-                with urllib.request.urlopen(url, timeout=60) as answer:
-                    assert b"blockyard_blocks" in answer.read()
+                curl(here(line))
                 continue
             # The witness does not end by itself; an answer of any length will do.
-            limit = ["--max-tokens", "20"] if words[1] == "generate" else []
+            more = ["--max-tokens", "20"] if words[1] == "generate" else []
+            if words[1] == "top":
+                more = ["--url", here("http://127.0.0.1:8000")]
             ran = subprocess.run(
-                [BLOCKYARD, *words[1:], *limit],
+                [BLOCKYARD, *words[1:], *more],
                 env=environment,
                 capture_output=True,
                 text=True,
