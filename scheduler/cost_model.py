@@ -192,5 +192,9 @@ def _moved(mean: float, seconds: float) -> float:
     """A running mean after one more measurement, wild ones drawn in."""
     if not mean:
         return seconds
-    seconds = min(max(seconds, mean / _LARGEST_JUMP), mean * _LARGEST_JUMP)
+    # Compared one by one: this is on the path of every step, and calls would take longer.
+    if seconds > mean * _LARGEST_JUMP:
+        seconds = mean * _LARGEST_JUMP
+    elif seconds < mean / _LARGEST_JUMP:
+        seconds = mean / _LARGEST_JUMP
     return mean + (seconds - mean) / _STEPS_REMEMBERED
