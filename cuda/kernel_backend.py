@@ -7,9 +7,10 @@ each kind to its kernel. The torch twin is `ReferenceBackend`.
 import numpy as np
 import torch
 
+from blockyard.cuda import cache_write
 from blockyard.cuda.backend import AttentionBatch, AttentionForm, FusedLayers, HeadShape, LayerKV
 from blockyard.cuda.decode import MOST_SHARING, DecodeAttention, DecodeRows
-from blockyard.cuda.kv_storage import store_kv
+from blockyard.cuda.fused_layers import KernelLayers
 from blockyard.cuda.launch import KernelLibrary
 from blockyard.cuda.prefill import PrefillAttention, PrefillRows
 
@@ -32,11 +33,12 @@ class KernelBackend:
         self._library = library
         self._device = device
         self._slots = slots
+        self._layers = KernelLayers(library)
 
     @property
     def fused(self) -> FusedLayers | None:
-        """No fused layers."""
-        return None
+        """Fused layers by kernel."""
+        return self._layers
 
     def refusal(self, shape: HeadShape, form: AttentionForm) -> str | None:
         """Why there is no kernel for layers of this shape and form."""
@@ -59,7 +61,7 @@ class KernelBackend:
 
 
 class KernelStep:
-    """One step's attention; see `AttentionStep`."""
+    """One step's attention; see `AttentionStep` and `FusedStep`."""
 
     def __init__(
         self, library: KernelLibrary, batch: AttentionBatch, device: torch.device, slots: int
@@ -68,13 +70,33 @@ class KernelStep:
         self._batch = batch
         self._device = device
         self._slots = slots
-        self._slot_blocks = batch.slots // batch.block_size
-        self._slot_offsets = batch.slots % batch.block_size
         self._kinds: tuple[DecodeAttention | None, PrefillAttention | None] | None = None
 
     def write(self, kv: LayerKV, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the step's keys and values at their slots."""
-        store_kv(kv, self._slot_blocks, self._slot_offsets, keys, values)
+        batch = self._batch
+        cache_write.write(self._library, kv, keys, values, batch.slots, batch.block_size)
+
+    def rotate_and_write(
+        self,
+        kv: LayerKV,
+        projected: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        heads: int,
+    ) -> torch.Tensor:
+        """Rotate queries and keys, store keys and values; see `FusedStep`."""
+        batch = self._batch
+        return cache_write.rotate_and_write(
+            self._library,
+            kv,
+            projected,
+            cosines,
+            sines,
+            heads,
+            batch.slots,
+            batch.block_size,
+        )
 
     def attend(self, kv: LayerKV, queries: torch.Tensor, form: AttentionForm) -> torch.Tensor:
         """Attention of every token of the step over its request's blocks."""

@@ -8,6 +8,8 @@ import torch
 from blockyard.cuda.backend import AttentionForm
 from blockyard.cuda.decode import DecodeAttention, DecodeRows
 from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
+from blockyard.cuda.launch import Kernel, KernelLibrary
+from blockyard.cuda.sources import Build
 
 CPU = torch.device("cpu")
 BF16, FP16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
@@ -16,7 +18,7 @@ EDGES = [1, 15, 16, 17, 63, 64, 65, 0, 129]
 TOLERANCE = {BF16: 1.6e-2, FP16: 2e-3}
 
 
-def attend(library: EmulatedLibrary, case: Any, slots: int = 24) -> torch.Tensor:
+def attend(library: KernelLibrary, case: Any, slots: int = 24) -> torch.Tensor:
     """The case's attention by kernel, into an output that holds NaN."""
     rows = DecodeRows(
         lengths=case.batch.lengths,
@@ -76,3 +78,29 @@ def test_random_steps(
         )
         emulated.schedule = Schedule(seed=seed)
         assert case.worst(attend(emulated, case)) < TOLERANCE[dtype]
+
+
+class Wider:
+    """Launches more blocks than there is work, as a captured graph does for a smaller step."""
+
+    def __init__(self, library: EmulatedLibrary) -> None:
+        self._library = library
+
+    def kernel(self, build: Build, name: str) -> Kernel:
+        kernel = self._library.kernel(build, name)
+
+        class WiderKernel:
+            arguments = kernel.arguments
+
+            def __call__(
+                self, grid: int, block: int, arguments: Any, shared_bytes: int = 0
+            ) -> None:
+                more = 7 if name == "decode_attention" else 0
+                kernel(grid + more, block, arguments, shared_bytes)
+
+        return WiderKernel()
+
+
+def test_blocks_past_the_work_do_nothing(emulated: EmulatedLibrary, make_case: Any) -> None:
+    case = make_case([300, 5, 64], heads=6)
+    assert torch.equal(attend(Wider(emulated), case), attend(emulated, case))

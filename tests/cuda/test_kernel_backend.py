@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from blockyard.cuda.backend import AttentionForm, HeadShape
+from blockyard.cuda.backend import AttentionForm, FusedStep, HeadShape
 from blockyard.cuda.emulator.build import EmulatedLibrary
 from blockyard.cuda.kernel_backend import KernelBackend
 
@@ -51,6 +51,35 @@ def test_what_is_written_is_what_is_read(emulated: EmulatedLibrary, make_case: A
     blocks, offsets = case.batch.slots // 16, case.batch.slots % 16
     assert torch.equal(case.kv.blocks[blocks, 0, :, offsets], keys)
     assert torch.equal(case.kv.blocks[blocks, 1, :, offsets], values)
+
+
+def test_rotated_keys_are_stored_and_rotated_queries_attend(
+    emulated: EmulatedLibrary, make_case: Any
+) -> None:
+    case = make_case([20, 17], [20, 1])
+    step = KernelBackend(emulated, CPU, slots=8).begin(case.batch)
+    assert isinstance(step, FusedStep)
+    projected = torch.randn(21, (4 + 2 * 2) * 64).to(BF16)
+    angles = torch.rand(21, 32) * 6
+    queries = step.rotate_and_write(case.kv, projected, angles.cos(), angles.sin(), 4)
+    heads = projected.view(21, 8, 64).float()
+    first, second = heads[:, :6].chunk(2, -1)
+    cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+    torch.testing.assert_close(queries.float(), turned[:, :4], atol=2e-2, rtol=1e-2)
+    blocks, offsets = case.batch.slots // 16, case.batch.slots % 16
+    stored = case.kv.blocks[blocks, 0, :, offsets].float()
+    torch.testing.assert_close(stored, turned[:, 4:], atol=2e-2, rtol=1e-2)
+    assert torch.equal(case.kv.blocks[blocks, 1, :, offsets].float(), heads[:, 6:])
+
+
+def test_its_layers_are_fused(emulated: EmulatedLibrary) -> None:
+    fused = KernelBackend(emulated, CPU, slots=8).fused
+    assert fused is not None
+    rows = torch.randn(3, 64).to(BF16)
+    normed = fused.rms_norm(rows, torch.ones(64, dtype=BF16), 1e-6)
+    expected = rows.float() / rows.float().square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(normed.float(), expected, atol=2e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize(
