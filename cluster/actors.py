@@ -53,6 +53,10 @@ class ActorRank:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
+    def kill(self) -> None:
+        """End its process, if it has not ended."""
+        ray.kill(self._actor)
+
     async def call(self, method: str, *arguments: object) -> Any:
         """See `RankHandle`."""
         try:

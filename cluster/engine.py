@@ -11,7 +11,8 @@ between two awaits the books are consistent.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Protocol
 
 from blockyard.cluster.books.engine_listener import EngineListener
@@ -21,6 +22,7 @@ from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.prefix_index import PrefixEvents
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec, RequestUpdate
+from blockyard.scheduler.restart import restarted
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.scheduler.snapshot import RequestSnapshot
 from blockyard.scheduler.yard_drawing import draw_yard
@@ -29,6 +31,9 @@ from blockyard.scheduler.yard_map import YardMap
 __all__ = ["Engine", "Group", "GroupLost"]
 
 logger = logging.getLogger(__name__)
+
+MOST_REPAIRS = 2
+"""How often a group is formed anew without finishing a step: what fails it may be a request."""
 
 
 class GroupLost(Exception):
@@ -71,8 +76,9 @@ class Engine:
     """Drives one group.
 
     `deliver` gets the updates of each step. `on_lost` is called once, when no step can be run any
-    more: then no request that is live will get another update. `on_change` is called whenever the
-    books have changed.
+    more: then no request that is live will get another update. `repair`, if given, is tried before:
+    it answers a group formed anew, with empty pools of the same size, or raises. `on_change` is
+    called whenever the books have changed.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class Engine:
         deliver: Callable[[list[RequestUpdate]], None],
         on_lost: Callable[[], None] = lambda: None,
         on_change: Callable[[], None] = lambda: None,
+        repair: Callable[[], Awaitable[Group]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -89,6 +96,9 @@ class Engine:
         self._deliver = deliver
         self._on_lost = on_lost
         self._on_change = on_change
+        self._repair = repair
+        self._repairs = 0  # since the last finished step
+        self._old_keys: tuple[bytes, ...] = ()
         self._clock = clock
         self.shadow = ShadowFeed(
             scheduler.ledger().blocks.total * scheduler.config.block_size,
@@ -180,7 +190,9 @@ class Engine:
 
     def take_prefix_events(self) -> PrefixEvents:
         """What came into the prefix index and what left it since the last call."""
-        return self._scheduler.take_prefix_events()
+        events = self._scheduler.take_prefix_events()
+        gone, self._old_keys = self._old_keys, ()
+        return replace(events, removed=(*gone, *events.removed)) if gone else events
 
     def prefix_keys(self) -> tuple[bytes, ...]:
         """Keys of all blocks that can be found. Walks the index."""
@@ -197,21 +209,46 @@ class Engine:
     async def run(self) -> None:
         """Step while there is work, sleep while there is none; returns when the group is lost."""
         try:
+            reason = await self._run_until_lost()
+            while await self._repaired(reason):
+                reason = await self._run_until_lost()
+            self._lose(reason)
+        except Exception as error:
+            # The books can no longer be trusted, so nothing more is stepped.
+            logger.exception("the step loop failed")
+            self._lose(f"the step loop failed: {error!r}")
+
+    async def _run_until_lost(self) -> str:
+        try:
             while self._group.lost is None:
                 # Whatever changes from here on is seen by the step or ends the wait behind it.
                 self._changed.clear()
                 if not await self.step():
                     self._note_idle()
                     await self._changed.wait()
-            self._lose(self._group.lost)
+            return self._group.lost
         except GroupLost as error:
-            self._lose(str(error))
-        except Exception as error:
-            # The books can no longer be trusted, so nothing more is stepped.
-            logger.exception("the step loop failed")
-            self._lose(f"the step loop failed: {error!r}")
+            return str(error)
         finally:
             await self._under_way.abandon()
+
+    async def _repaired(self, reason: str) -> bool:
+        """Whether a new group has taken the lost one's place; every request waits for it then."""
+        if self._repair is None or self._repairs == MOST_REPAIRS:
+            return False
+        self._repairs += 1
+        logger.warning("the group is lost and formed anew: %s", reason)
+        try:
+            self._group = await self._repair()
+        except Exception:
+            logger.exception("the group could not be formed anew")
+            return False
+        self._old_keys += self.prefix_keys()
+        self._scheduler = restarted(self._scheduler, self._clock())
+        self._group.on_change(self._take_acknowledged)
+        self._last_progress = self._clock()
+        self._note_change()
+        return True
 
     async def step(self) -> bool:
         """Schedule as far ahead as may be, then let the oldest step end, and update.
@@ -251,6 +288,7 @@ class Engine:
         """Book the oldest step under way and tell what is new."""
         updates = self._scheduler.commit(result, self._clock())
         self._last_progress = self._clock()
+        self._repairs = 0
         self._deliver(updates)
         for listener in self._listeners:
             listener.stepped(updates)

@@ -7,7 +7,7 @@ and no gRPC.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from blockyard.cluster.books.arrival_log import ArrivalLog
@@ -67,10 +67,11 @@ class EngineServer:
         on_change: Callable[[], None],
         facts: GroupFacts | None,
         ask_memory: AskMemory | None,
+        repair: Callable[[], Awaitable[Group]] | None = None,
     ) -> None:
         self._owners: dict[str, _Reader] = {}
         self._draining = False
-        self.engine = Engine(scheduler, group, self._deliver, self._lose, on_change)
+        self.engine = Engine(scheduler, group, self._deliver, self._lose, on_change, repair)
         self._loop_task: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
         self._hanging_up: asyncio.Task[None] | None = None
@@ -87,13 +88,14 @@ class EngineServer:
         on_change: Callable[[], None] = lambda: None,
         facts: GroupFacts | None = None,
         ask_memory: AskMemory | None = None,
+        repair: Callable[[], Awaitable[Group]] | None = None,
     ) -> "EngineServer":
         """Listen on `host` and start to step.
 
         `on_change` is called when the books have changed; `facts` and `ask_memory`, which asks the
-        ranks for their allocators, go into the books of who asks.
+        ranks for their allocators, go into the books of who asks. For `repair` see `Engine`.
         """
-        server = cls(scheduler, group, on_change, facts, ask_memory)
+        server = cls(scheduler, group, on_change, facts, ask_memory, repair)
         codec: Codec[IngressToEngine] = Codec(IngressToEngine)
         server._listener = await listen(codec, server._serve_ingress, host)
         server._loop_task = asyncio.create_task(server.engine.run(), name="engine-loop")

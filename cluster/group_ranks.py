@@ -4,14 +4,17 @@ Does not know what a rank's process is started by. Units: blocks.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from blockyard.cluster.rank import RankHandle
+from blockyard.cluster.rank import RankDied, RankHandle
 from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.workers.config import WorkerConfig, WorkerKind, WorkerProfile
 
 __all__ = ["GroupRanks"]
+
+ANSWER_SECONDS = 30.0
+"""A rank that does not answer for so long is taken for dead."""
 
 
 class GroupRanks:
@@ -58,6 +61,44 @@ class GroupRanks:
         self._note("allocating blocks")
         await self._all("allocate", self.num_blocks, self.num_host_blocks)
         return await self._connect()
+
+    async def reform(self, replacement: Callable[[int], Awaitable[RankHandle]]) -> WorkerGroup:
+        """Have ranks that live meet again, with others in the place of those that died.
+
+        Those that live keep their weights; all pools are made anew.
+
+        Args:
+            replacement: starts a process for the rank of this number.
+
+        Raises:
+            RankDied: another one died meanwhile.
+            RuntimeError: a new rank has less room than the old one had.
+        """
+        alive = await asyncio.gather(*(self._answers(handle) for handle in self._handles))
+        dead = [rank for rank, is_alive in enumerate(alive) if not is_alive]
+        for rank in dead:
+            self._handles[rank] = await replacement(rank)
+        profiles = await asyncio.gather(
+            *(self._handles[rank].call("load", self._configs[rank]) for rank in dead)
+        )
+        for rank, profile in zip(dead, profiles, strict=True):
+            if profile.max_blocks < self.num_blocks:
+                raise RuntimeError(
+                    f"rank {rank} has room for {profile.max_blocks} blocks, the group has "
+                    f"{self.num_blocks}"
+                )
+            self.profiles[rank] = profile
+        await self._all("allocate", self.num_blocks, self.num_host_blocks)
+        return await self._connect()
+
+    async def _answers(self, handle: RankHandle) -> bool:
+        """Whether a rank lives; if it does, it has left the old group."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await handle.call("give_up")
+        except (RankDied, TimeoutError):
+            return False
+        return True
 
     async def _connect(self) -> WorkerGroup:
         if len(self._handles) > 1 and self._configs[0].kind is WorkerKind.MODEL:

@@ -13,6 +13,7 @@ from typing import Any
 from ray.exceptions import RayTaskError
 
 from blockyard.cluster.actors import (
+    ActorRank,
     central_actor,
     launch_worker,
     listening_host,
@@ -25,6 +26,7 @@ from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.garbage import collect_rarely
 from blockyard.cluster.group_ranks import GroupRanks
 from blockyard.cluster.messages import GroupIdentity
+from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.workers.config import AllocatorMemory, WorkerProfile
@@ -50,9 +52,8 @@ class GroupReplica:
 
     async def _start(self, config: ServeConfig, uses_gpu: bool) -> None:
         self._note("starting workers")
-        self._workers = [
-            launch_worker(config.wire_host, rank + 1, uses_gpu) for rank in range(config.num_ranks)
-        ]
+        self._launch = partial(launch_worker, config.wire_host, uses_gpu=uses_gpu)
+        self._workers = [self._launch(rank + 1) for rank in range(config.num_ranks)]
         machines = await asyncio.gather(*(worker.call("machine") for worker in self._workers))
         configs = [config.worker(rank) for rank in range(config.num_ranks)]
         self._ranks = GroupRanks(self._workers, configs, machines, self._note)
@@ -67,6 +68,7 @@ class GroupReplica:
             changed.set,
             facts_of(profiles),
             self._ask_memory if profiles[0].device.startswith("cuda") else None,
+            self._repair,
         )
         endpoint = self._server.endpoint
         identity = GroupIdentity(
@@ -100,6 +102,18 @@ class GroupReplica:
         stalled = self._server.engine.stalled_seconds()
         if stalled > self._config.stall_seconds:
             raise RuntimeError(f"{self._group_id} has work but took no step for {stalled:.0f} s")
+
+    async def _repair(self) -> WorkerGroup:
+        """Start ranks in the place of those that died, in the same bundles, and form the group."""
+        await self._group.close()
+        self._group = await self._ranks.reform(self._replacement)
+        return self._group
+
+    async def _replacement(self, rank: int) -> ActorRank:
+        # Whoever does not answer is not to come back to a group that has another in its place.
+        self._workers[rank].kill()
+        self._workers[rank] = self._launch(rank + 1)
+        return self._workers[rank]
 
     async def _ask_memory(self) -> tuple[AllocatorMemory | None, ...]:
         asked = (worker.call("allocator_memory") for worker in self._workers)

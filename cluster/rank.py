@@ -59,7 +59,7 @@ class Rank:
         return self._profile
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Make the pools."""
+        """Make the pools; for another engine, make them anew."""
         self._loaded().allocate(num_blocks, num_host_blocks)
 
     def open_meeting(self, generation: int, machines: list[str]) -> Formation:
@@ -73,6 +73,10 @@ class Rank:
     def join(self, formation: Formation) -> None:
         """Meet the other ranks; returns when all are there."""
         self._group_end().join(formation)
+
+    def give_up(self) -> None:
+        """Leave the group as it was: a step that waits for lost peers ends. Comes at any time."""
+        self._group_end().abort()
 
     def listen(self) -> Endpoint:
         """Wait for the engine; returns where."""

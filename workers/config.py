@@ -145,7 +145,10 @@ class Executor(Protocol):
         ...
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Make the pool and the host's; called once, with the same numbers on every rank."""
+        """Make the pool and the host's, with the same numbers on every rank.
+
+        Called again for another engine: what plans said before is forgotten.
+        """
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:

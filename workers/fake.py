@@ -60,8 +60,6 @@ class WitnessWorker:
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Make both pools: int64 [blocks, block_size], every slot poisoned."""
-        if self._tables is not None:
-            raise PlanRefused("the pool was made already")
         block_size = self._config.block_size
         self._slots = np.full(num_blocks * block_size, _POISON, dtype=np.int64)
         self._blocks = self._slots.reshape(num_blocks, block_size)

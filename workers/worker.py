@@ -116,8 +116,7 @@ class ModelWorker:
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Make the pools; see `Executor`."""
         model = self._loaded()
-        if self._cache is not None:
-            raise RuntimeError("the pool was made before; it is made once")
+        self._cache = None  # its memory is needed
         self._cache = KVCache(self._geometry(model), num_blocks, self._device, num_host_blocks)
         self._batches = BatchBuilder(
             num_blocks,

@@ -161,7 +161,8 @@ def save_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path
 
     def save(config: Any) -> Path:
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        build: Any = AutoModelForCausalLM.from_config
+        model = build(config, dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0.0, 0.2) if parameter.ndim > 1 else parameter.add_(

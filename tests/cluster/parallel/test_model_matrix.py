@@ -59,7 +59,7 @@ OLD = {
     name: value for name, value in SIZES.items() if name not in ("head_dim", "num_key_value_heads")
 }
 OLD["num_attention_heads"] = 4
-EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+EXPERTS: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -156,7 +156,8 @@ def _row(family: str, config: Any) -> str:
     }
     experts = any(getattr(config, field, None) for field in ("num_experts", "num_local_experts"))
     has = ", ".join(name for name, value in of_attention.items() if value) or "plain"
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    family_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    architecture = family_class.__name__
     return f"| {family} | `{architecture}` | {has} | {'yes' if experts else ''} |"
 
 
