@@ -5,19 +5,20 @@ words. Units: seconds, tokens.
 """
 
 import os
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import grpc
 
 from blockyard.cluster.client_error import ServerError, server_error
+from blockyard.cluster.client_request import Settings, build_request
 from blockyard.protos import cluster_pb2, generation_pb2
 from blockyard.protos.generation_pb2 import GenerateRequest
 
 __all__ = [
     "ADDRESS_VARIABLE",
+    "API_KEY_VARIABLE",
     "DEFAULT_ADDRESS",
     "BlockingClient",
     "GenerationClient",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 ADDRESS_VARIABLE = "BLOCKYARD_ADDRESS"
+API_KEY_VARIABLE = "BLOCKYARD_API_KEY"
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -35,57 +37,6 @@ _GENERATE_STREAM = "/blockyard.v1.Generation/GenerateStream"
 _GET_LEDGER = "/blockyard.v1.Cluster/GetLedger"
 _GET_ARRIVALS = "/blockyard.v1.Cluster/GetArrivals"
 _WATCH_LEDGER = "/blockyard.v1.Cluster/WatchLedger"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Sampling parameters as a caller gives them; None leaves one to the server's default."""
-
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    priority: int | None = None
-    n: int | None = None
-    stop: Sequence[str] = field(default_factory=tuple)
-
-
-def build_request(
-    *,
-    prompt: str | None = None,
-    token_ids: Sequence[int] | None = None,
-    messages: Sequence[Mapping[str, str]] | None = None,
-    model: str = "",
-    request_id: str = "",
-    settings: Settings | None = None,
-) -> GenerateRequest:
-    """A request from plain values. Give exactly one of prompt, token_ids and messages.
-
-    Raises:
-        ValueError: not exactly one of them, or a value that the message cannot hold.
-    """
-    if sum(value is not None for value in (prompt, token_ids, messages)) != 1:
-        raise ValueError("give exactly one of prompt, token_ids and messages")
-    request = GenerateRequest(model=model, request_id=request_id)
-    if prompt is not None:
-        request.prompt = prompt
-    elif token_ids is not None:
-        request.tokens.SetInParent()
-        request.tokens.ids.extend(token_ids)
-    elif messages is not None:
-        request.chat.SetInParent()
-        for message in messages:
-            request.chat.messages.add(role=message["role"], content=message["content"])
-    if settings is not None:
-        request.sampling.stop.extend(settings.stop)
-        for name in Settings.__slots__:
-            value = getattr(settings, name)
-            if name != "stop" and value is not None:
-                setattr(request.sampling, name, value)
-    return request
 
 
 def server_address(address: str | None = None) -> str:
@@ -96,9 +47,15 @@ def server_address(address: str | None = None) -> str:
 class GenerationClient:
     """Asynchronous; use as `async with GenerationClient() as client`."""
 
-    def __init__(self, address: str | None = None, timeout_seconds: float | None = None) -> None:
-        """`timeout_seconds` bounds each call as a whole."""
+    def __init__(
+        self,
+        address: str | None = None,
+        timeout_seconds: float | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        """`timeout_seconds` bounds each call as a whole; the key is else the environment's."""
         self._timeout_seconds = timeout_seconds
+        self._metadata = _key_metadata(api_key)
         self._channel = grpc.aio.insecure_channel(
             server_address(address), options=_channel_options()
         )
@@ -127,7 +84,7 @@ class GenerationClient:
     ) -> AsyncGenerator[generation_pb2.GenerateChunk, None]:
         """The answer in pieces; closing the generator cancels the request. Raises `ServerError`."""
         call = _open_stream(self._channel, _GENERATE_STREAM, request, generation_pb2.GenerateChunk)(
-            request, timeout=self._timeout_seconds
+            request, timeout=self._timeout_seconds, metadata=self._metadata
         )
         async with aclosing(_read_stream(call)) as chunks:
             async for chunk in chunks:
@@ -146,7 +103,7 @@ class GenerationClient:
         """The books now and as they change, without a time limit. Raises `ServerError`."""
         request = _watch_request(interval_seconds, heartbeat_seconds)
         call = _open_stream(self._channel, _WATCH_LEDGER, request, cluster_pb2.LedgerResponse)
-        async with aclosing(_read_stream(call(request))) as books:
+        async with aclosing(_read_stream(call(request, metadata=self._metadata))) as books:
             async for response in books:
                 yield response
 
@@ -166,7 +123,7 @@ class GenerationClient:
             response_deserializer=response_type.FromString,
         )
         try:
-            return await call(request, timeout=self._timeout_seconds)
+            return await call(request, timeout=self._timeout_seconds, metadata=self._metadata)
         except grpc.RpcError as error:
             raise server_error(error) from None
 
@@ -174,9 +131,15 @@ class GenerationClient:
 class BlockingClient:
     """The same calls for code that has no event loop; use as `with BlockingClient() as client`."""
 
-    def __init__(self, address: str | None = None, timeout_seconds: float | None = None) -> None:
-        """`timeout_seconds` bounds each call as a whole."""
+    def __init__(
+        self,
+        address: str | None = None,
+        timeout_seconds: float | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        """`timeout_seconds` bounds each call as a whole; the key is else the environment's."""
         self._timeout_seconds = timeout_seconds
+        self._metadata = _key_metadata(api_key)
         self._channel = grpc.insecure_channel(server_address(address), options=_channel_options())
 
     def __enter__(self) -> Self:
@@ -187,12 +150,27 @@ class BlockingClient:
         """Close the connection; calls under way are cancelled."""
         self._channel.close()
 
+    def generate(self, request: GenerateRequest) -> generation_pb2.GenerateResponse:
+        """The whole answer. Raises `ServerError`."""
+        call = self._channel.unary_unary(
+            "/blockyard.v1.Generation/Generate",
+            request_serializer=GenerateRequest.SerializeToString,
+            response_deserializer=generation_pb2.GenerateResponse.FromString,
+        )
+        try:
+            response: generation_pb2.GenerateResponse = call(
+                request, timeout=self._timeout_seconds, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise server_error(error) from None
+        return response
+
     def stream(
         self, request: GenerateRequest
     ) -> Generator[generation_pb2.GenerateChunk, None, None]:
         """The answer in pieces; closing the generator cancels the request. Raises `ServerError`."""
         call = _open_stream(self._channel, _GENERATE_STREAM, request, generation_pb2.GenerateChunk)(
-            request, timeout=self._timeout_seconds
+            request, timeout=self._timeout_seconds, metadata=self._metadata
         )
         yield from _read_blocking_stream(call)
 
@@ -205,7 +183,9 @@ class BlockingClient:
         )
         try:
             response: cluster_pb2.LedgerResponse = call(
-                cluster_pb2.GetLedgerRequest(audit=audit), timeout=self._timeout_seconds
+                cluster_pb2.GetLedgerRequest(audit=audit),
+                timeout=self._timeout_seconds,
+                metadata=self._metadata,
             )
         except grpc.RpcError as error:
             raise server_error(error) from None
@@ -231,7 +211,12 @@ class BlockingClient:
         """The books now and as they change, without a time limit. Raises `ServerError`."""
         request = _watch_request(interval_seconds, heartbeat_seconds)
         call = _open_stream(self._channel, _WATCH_LEDGER, request, cluster_pb2.LedgerResponse)
-        yield from _read_blocking_stream(call(request))
+        yield from _read_blocking_stream(call(request, metadata=self._metadata))
+
+
+def _key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    key = api_key or os.environ.get(API_KEY_VARIABLE)
+    return (("authorization", f"Bearer {key}"),) if key else ()
 
 
 def _watch_request(

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import uvicorn
 from starlette.routing import BaseRoute
@@ -84,9 +85,9 @@ class HttpFront:
         """Take no new calls; give those under way so long, then cancel them."""
         if self._server is None or self._serving is None:
             return
-        self._server.config.timeout_graceful_shutdown = (  # type: ignore[assignment]
-            0 if grace_seconds is None else grace_seconds
-        )
+        # It waits any time, whatever its type says; rounded, a short grace would be none.
+        grace: Any = 0 if grace_seconds is None else grace_seconds
+        self._server.config.timeout_graceful_shutdown = grace
         self._server.should_exit = True
         await self._serving
         # Those that were cancelled free what they hold; whoever stops us relies on that.

@@ -27,10 +27,12 @@ class TestRequests:
         )
 
     def test_every_setting_has_its_field(self) -> None:
-        settings = Settings(1, 0.5, 0.25, 2, 3, 4, True, 5, 6, ("x",))
-        sampling = build_request(prompt="a", settings=settings).sampling
-        for name in Settings.__slots__:
-            assert getattr(sampling, name) == (["x"] if name == "stop" else getattr(settings, name))
+        simple = {name: 1 for name in Settings.__slots__ if getattr(Settings(), name) is None}
+        del simple["structure"], simple["tenant"]
+        texts: dict[str, Any] = {"stop": ("x",), "tenant": "t"}
+        sampling = build_request(prompt="a", settings=Settings(**simple, **texts)).sampling
+        assert {name: getattr(sampling, name) for name in simple} == simple
+        assert (list(sampling.stop), sampling.tenant) == (["x"], "t")
 
     def test_inputs_of_each_kind(self) -> None:
         assert build_request(token_ids=[1, 2]).tokens.ids == [1, 2]

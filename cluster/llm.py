@@ -1,0 +1,173 @@
+"""A model in this process, for batch work without a server: `blockyard.LLM`.
+
+The same request path as a server's: the same checks, the same scheduler, the same tokens for the
+same seed. Loads nothing before it is made. Units: tokens.
+"""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
+
+from blockyard.cluster.client_request import Settings, build_request
+from blockyard.cluster.local_dispatcher import LocalDispatcher
+from blockyard.cluster.request.generation import GenerationService
+from blockyard.cluster.tokenizer import load_tokenizer
+from blockyard.protos import generation_pb2 as pb
+from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
+from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_model
+from blockyard.workers.config import WorkerConfig, WorkerKind
+from blockyard.workers.description import describe_model
+
+__all__ = ["LLM"]
+
+T = TypeVar("T")
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+class LLM:
+    """Use as `with LLM(model) as llm`, or `close` it.
+
+    Args:
+        model: name, Hugging Face repository, or directory.
+        device, dtype, num_blocks, num_host_blocks, threads: see `WorkerConfig`.
+        block_size: token slots in a block.
+        max_running, max_step_tokens: see `SchedulerConfig`.
+
+    Raises:
+        ModelUnavailable, ModelFilesError, UnsupportedModel, NoRoom, ValueError: it cannot be
+            loaded, or not as asked.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        num_blocks: int | None = None,
+        num_host_blocks: int | None = None,
+        threads: int | None = None,
+        max_running: int = 256,
+        max_step_tokens: int = 512,
+    ) -> None:
+        directory = resolve_model(model, None, SilentProgress())
+        description = describe_model(directory, directory.name if Path(model).is_dir() else model)
+        limits = SchedulerConfig(
+            description.context_tokens,
+            block_size=block_size,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            max_waiting=sys.maxsize,  # a batch may be as long as it is
+        )
+        worker = WorkerConfig(
+            str(directory),
+            description.context_tokens,
+            kind=WorkerKind.WITNESS if model == WITNESS_MODEL else WorkerKind.MODEL,
+            device=device,
+            dtype=dtype,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            threads=threads,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+        )
+        # Imported here: the name of this class must not cost what torch costs.
+        from blockyard.workers.worker import make_worker
+
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="blockyard-llm")
+        self._thread.start()
+        try:
+            self._dispatcher = self._run(
+                LocalDispatcher.start(description, make_worker(worker), limits)
+            )
+            tokenizers = {description.name: load_tokenizer(directory)}
+            self._service = GenerationService(self._dispatcher, tokenizers)
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def __enter__(self) -> Self:
+        """It is loaded already."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Let the model go."""
+        self.close()
+
+    def close(self) -> None:
+        """Let the model go; whatever is still generated is given up."""
+        if self._thread.is_alive():
+            self._run(self._dispatcher.close())
+            self._end_loop()
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        settings: Settings | Sequence[Settings] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[pb.GenerateResponse]:
+        """The answers to many prompts, in their order.
+
+        Args:
+            prompts: each a text, tokens, or the messages of a chat.
+            settings: for all of them, or one for each.
+            progress: show a bar, where standard error is a terminal.
+
+        Raises:
+            ApiError: a request was refused or failed; the others are given up.
+            ValueError: not as many settings as prompts.
+        """
+        if settings is None or isinstance(settings, Settings):
+            settings = [settings or Settings()] * len(prompts)
+        requests = [_request(prompt, each) for prompt, each in zip(prompts, settings, strict=True)]
+        bar = Progress(
+            *Progress.get_default_columns(),
+            MofNCompleteColumn(),
+            console=Console(stderr=True),
+            disable=not progress or not sys.stderr.isatty(),
+        )
+        with bar:
+            task = bar.add_task("generating", total=len(requests))
+            return self._run(self._generate(requests, lambda: bar.advance(task)))
+
+    async def _generate(
+        self, requests: Sequence[pb.GenerateRequest], done: Any
+    ) -> list[pb.GenerateResponse]:
+        async def one(request: pb.GenerateRequest) -> pb.GenerateResponse:
+            response = await self._service.generate(request)
+            done()
+            return response
+
+        asking = [asyncio.create_task(one(request)) for request in requests]
+        try:
+            return list(await asyncio.gather(*asking))
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _request(prompt: Prompt, settings: Settings) -> pb.GenerateRequest:
+    if isinstance(prompt, str):
+        return build_request(prompt=prompt, settings=settings)
+    if prompt and isinstance(prompt[0], Mapping):
+        return build_request(messages=prompt, settings=settings)  # type: ignore[arg-type]
+    return build_request(token_ids=prompt, settings=settings)  # type: ignore[arg-type]
