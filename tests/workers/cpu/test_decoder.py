@@ -60,8 +60,9 @@ def save(make: Callable[..., PreTrainedModel], config: PretrainedConfig, folder:
     return folder
 
 
-def load(folder: Path, dtype: str = "auto") -> DecoderModel:
-    return load_model(folder, torch.device("cpu"), dtype, CONTEXT, SilentProgress(), Communicator())
+def load(folder: Path, dtype: str = "auto", rank: int = 0, size: int = 1) -> DecoderModel:
+    own = Communicator(rank, size)
+    return load_model(folder, torch.device("cpu"), dtype, CONTEXT, SilentProgress(), own)
 
 
 FAMILY: dict[str, tuple[Callable[..., PreTrainedModel], PretrainedConfig]] = {
@@ -106,6 +107,20 @@ def test_native_layers_equal_the_modules(
         assert model.weight_bytes < before * 1.6  # padding; not the weights twice
     else:
         assert model.weight_bytes < before * 0.9
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_rank_runs_its_part_in_halves_of_layers(
+    native_pool: NativePool, tmp_path: Path, rank: int, tied: bool
+) -> None:
+    """A rank that stands alone takes its own products for sums, in modules and natively."""
+    shape = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+    config = LlamaConfig(**{**COMMON, **shape}, attention_bias=True, tie_word_embeddings=tied)
+    model = load(save(LlamaForCausalLM, config, tmp_path), rank=rank, size=2)
+    assert model.attention.kv_heads == 2 - rank
+    path = put_on_cpu_path(model, 2, CONTEXT, WeightStorage.FP32)
+    assert path.reason == ""
 
 
 def test_a_difference_is_found_and_the_modules_stay_in_use(
