@@ -4,9 +4,11 @@ The API side (validation, text, gRPC, HTTP) knows only these protocols. The real
 engines over the wire; tests put an engine in the same process behind it.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+from prometheus_client.registry import Collector
 
 from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.group_books import GroupBooks
@@ -15,7 +17,7 @@ from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.scheduler.yard_map import YardMap
 from blockyard.workers.description import ModelDescription
 
-__all__ = ["ArrivalSource", "Dispatcher", "GroupReport", "GroupYard", "TokenStream"]
+__all__ = ["ArrivalSource", "Dispatcher", "GroupReport", "GroupYard", "Metered", "TokenStream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,16 @@ class ArrivalSource(Protocol):
 
     async def arrivals(self, after: Mapping[str, int]) -> dict[str, ArrivalBatch]:
         """Requests that have ended in each group since a number, by group id."""
+        ...
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """A dispatcher that counts the requests it is handed, for Prometheus."""
+
+    @property
+    def meters(self) -> Sequence[Collector]:
+        """What has been counted."""
         ...
 
 

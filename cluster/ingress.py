@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from blockyard.cluster.binder import CentralBinder
 from blockyard.cluster.books.arrival_log import ArrivalBatch
+from blockyard.cluster.books.request_meter import RequestMeter
 from blockyard.cluster.dispatch import GroupReport, GroupYard, TokenStream
 from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.group_links import GroupLinks
@@ -55,6 +56,7 @@ class ClusterDispatcher:
     ) -> None:
         self._models = models
         self._groups = GroupLinks()
+        self._meter = RequestMeter()
         self._binder = CentralBinder(locate, self._take_groups)
         self._draining = False
 
@@ -79,6 +81,11 @@ class ClusterDispatcher:
         served = {identity.model.name for identity in self._groups.groups.values()}
         return all(model.name in served for model in self._models)
 
+    @property
+    def meters(self) -> tuple[RequestMeter, ...]:
+        """What was counted of the requests handed over here."""
+        return (self._meter,)
+
     async def submit(self, model: str, spec: RequestSpec) -> TokenStream:
         """Bind a request to a group and hand it over.
 
@@ -89,6 +96,9 @@ class ClusterDispatcher:
             RequestRefused: the caller's mistake, too much load, no group ready, or the name is in
                 use.
         """
+        return await self._meter.follow(model, spec, self._submit(model, spec))
+
+    async def _submit(self, model: str, spec: RequestSpec) -> TokenStream:
         keys = PromptKeys(spec.prompt_token_ids, spec.extras) if spec.use_prefix_cache else None
         name = f"{spec.tenant}/{spec.name}" if spec.name else ""
         asked = _Asked(model, spec, keys, name)

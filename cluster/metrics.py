@@ -18,10 +18,16 @@ from blockyard.cluster.dispatch import GroupReport
 __all__ = ["encode_reports"]
 
 
-def encode_reports(reports: Sequence[GroupReport], accept: str) -> tuple[bytes, str]:
-    """The metrics in the format that a scraper's `Accept` header asks for, and its name."""
+def encode_reports(
+    reports: Sequence[GroupReport], accept: str, more: Sequence[Collector] = ()
+) -> tuple[bytes, str]:
+    """The metrics in the format that a scraper's `Accept` header asks for, and its name.
+
+    `more` is what others count, beside the books.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Reports(reports))
+    for collector in (_Reports(reports), *more):
+        registry.register(collector)
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from blockyard.cluster.dispatch import Dispatcher
+from blockyard.cluster.dispatch import Dispatcher, Metered
 from blockyard.cluster.metrics import encode_reports
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError
 from blockyard.cluster.request.generation import find_model
@@ -26,6 +26,7 @@ class ServerRoutes:
     def __init__(self, dispatcher: Dispatcher, created: int) -> None:
         """`created` is when this server began, in seconds since 1970."""
         self._dispatcher = dispatcher
+        self._meters = dispatcher.meters if isinstance(dispatcher, Metered) else ()
         self._created = created
         self._scraping = asyncio.Lock()
 
@@ -65,7 +66,9 @@ class ServerRoutes:
             async with asyncio.timeout(_REPORT_SECONDS), self._scraping:
                 reports = await self._dispatcher.reports(memory=True)
                 accept = request.headers.get("accept", "")
-                text, content_type = await asyncio.to_thread(encode_reports, reports, accept)
+                text, content_type = await asyncio.to_thread(
+                    encode_reports, reports, accept, self._meters
+                )
         except TimeoutError:
             raise ApiError(
                 ApiCode.UNAVAILABLE,

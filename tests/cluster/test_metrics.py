@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from blockyard.cluster.books.group_books import facts_of
 from blockyard.cluster.books.metric_specs import METRICS
 from blockyard.cluster.books.metrics_endpoint import MetricsEndpoint
+from blockyard.cluster.books.request_meter import RequestMeter
 from blockyard.cluster.metrics import encode_reports
 from blockyard.scheduler.contiguous.shadow import ContiguousShadow
 from blockyard.scheduler.ledger import BlockCounts, PreemptionCounts
@@ -115,8 +116,14 @@ def test_nothing_is_in_the_global_registry(full: Any) -> None:
 def test_the_page_lists_every_metric_with_its_labels() -> None:
     rows = re.findall(r"^\| `(blockyard_\w+)` \| ([\w, ]+) \| (.+) \|$", DOCS.read_text(), re.M)
     listed = {name: tuple(labels.split(", ")) for name, labels, _ in rows}
-    assert listed == {metric.name: metric.labels for metric in METRICS}
-    assert len(rows) == len(METRICS)
+    counted = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in RequestMeter().collect()
+    }
+    books = {metric.name: metric.labels for metric in METRICS}
+    assert set(listed) == set(books) | counted
+    assert {name: labels for name, labels in listed.items() if name in books} == books
+    assert len(rows) == len(METRICS) + len(counted)
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

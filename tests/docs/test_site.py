@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from blockyard.cluster.books.metric_specs import METRICS
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -71,12 +69,6 @@ def test_chart_values_are_whole(references: dict[str, Callable[[], str]]) -> Non
     assert "| `server.drainSeconds` | integer | `60` |" in text
     unexplained = [line for line in text.splitlines()[2:] if line.endswith("|  |")]
     assert unexplained == []
-
-
-def test_the_table_of_metrics_has_every_metric() -> None:
-    text = (ROOT / "docs" / "metrics.md").read_text()
-    listed = dict(re.findall(r"^\| `(blockyard_\w+)` \| ([^|]*) \|", text, re.M))
-    assert listed == {spec.name: ", ".join(spec.labels) for spec in METRICS}
 
 
 def test_the_site_builds(tmp_path: Path) -> None:

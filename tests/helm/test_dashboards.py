@@ -10,11 +10,19 @@ from typing import Any
 import pytest
 
 from blockyard.cluster.books.metric_specs import METRICS
+from blockyard.cluster.books.request_meter import RequestMeter
 
 DASHBOARDS = sorted(
     (Path(__file__).resolve().parents[2] / "helm" / "blockyard" / "dashboards").glob("*.json")
 )
-LABELS = {spec.name: set(spec.labels) for spec in METRICS}
+BOOKS = {spec.name: set(spec.labels) for spec in METRICS}
+HISTOGRAMS = {"first_token", "inter_token", "queue", "request"}
+LABELS = BOOKS | {
+    "blockyard_requests_ended_total": {"model", "outcome"},
+    "blockyard_request_tokens_total": {"model", "kind"},
+    "blockyard_request_preemptions_total": {"model"},
+    **{f"blockyard_{name}_seconds_bucket": {"model", "le"} for name in HISTOGRAMS},
+}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -66,6 +74,14 @@ def test_panels_are_whole_and_do_not_overlap(path: Path) -> None:
             or other["y"] + other["h"] <= one["y"]
         )
         assert apart, (one, other)
+
+
+def test_the_meters_that_are_shown_exist() -> None:
+    counted = {
+        family.name + {"counter": "_total", "histogram": "_bucket"}[family.type]: family.type
+        for family in RequestMeter().collect()
+    }
+    assert set(counted) == set(LABELS) - set(BOOKS)
 
 
 def test_the_chart_hands_them_to_grafana(render: Callable[..., Any]) -> None:
