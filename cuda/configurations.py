@@ -13,6 +13,7 @@ from blockyard.cuda.cache_write import cache_write_build
 from blockyard.cuda.decode import cascade_build, decode_build
 from blockyard.cuda.fused_layers import layers_build
 from blockyard.cuda.prefill import prefill_build
+from blockyard.cuda.sampling import sampling_build
 from blockyard.cuda.sources import Build
 
 __all__ = ["ARCHS", "Configuration", "configurations"]
@@ -46,7 +47,7 @@ class Configuration:
 
 def configurations() -> tuple[Configuration, ...]:
     """The whole table."""
-    return (*_decode(), *_prefill(), *_cascade(), *_layers(), *_cache_write())
+    return (*_decode(), *_prefill(), *_cascade(), *_layers(), *_cache_write(), *_sampling())
 
 
 def _decode() -> list[Configuration]:
@@ -112,3 +113,8 @@ def _cache_write() -> list[Configuration]:
         Configuration(build, dict.fromkeys(("rotate_and_write", "write_cache"), 128))
         for build in builds
     ]
+
+
+def _sampling() -> list[Configuration]:
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    return [Configuration(sampling_build(dtype), {"sample_rows": 64}) for dtype in dtypes]

@@ -20,7 +20,7 @@ def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> t
     """
     half = cosines.shape[-1]
     wide = heads if heads.dtype is torch.float64 else heads.float()
-    first, second, rest = wide.split((half, half, heads.shape[-1] - 2 * half), dim=-1)
+    first, second, rest = torch.split(wide, [half, half, heads.shape[-1] - 2 * half], dim=-1)
     cosines, sines = cosines[:, None], sines[:, None]
     turned = (first * cosines - second * sines, second * cosines + first * sines, rest)
     return torch.cat(turned, dim=-1).to(heads.dtype)
@@ -38,7 +38,7 @@ def rotate_and_write(
     """See `blockyard.cuda.cache_write.rotate_and_write`."""
     kv_heads, head_dim = kv.blocks.shape[2], kv.blocks.shape[4]
     rows = projected.view(len(projected), heads + 2 * kv_heads, head_dim)
-    queries, keys, values = rows.split((heads, kv_heads, kv_heads), dim=1)
+    queries, keys, values = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
     write(kv, rotate(keys, cosines, sines), values, slots, block_size)
     return rotate(queries, cosines, sines).contiguous()
 

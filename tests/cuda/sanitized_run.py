@@ -21,6 +21,7 @@ from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
 from blockyard.cuda.fused_layers import KernelLayers
 from blockyard.cuda.launch import Kernel, KernelLibrary
 from blockyard.cuda.prefill import PrefillAttention, PrefillRows
+from blockyard.cuda.sampling import RowSampling, choose_tokens
 from blockyard.cuda.sources import Build
 
 make_case = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["_make_case"]
@@ -87,12 +88,18 @@ def cache(library: KernelLibrary) -> None:
     cache_write.write(library, kv, keys, values, slots, 16)
 
 
+def sampling(library: KernelLibrary) -> None:
+    rows = [RowSampling(1.0, top_k=3, top_p=0.9, min_p=0.01, seed=seed) for seed in range(2)]
+    choose_tokens(library, torch.arange(1400.0).remainder(7).view(2, 700), rows)
+
+
 SCENARIOS: dict[str, Callable[[KernelLibrary], None]] = {
     "cascade": cascade,
     "cache": cache,
     "decode": decode,
     "layers": layers,
     "prefill": prefill,
+    "sampling": sampling,
 }
 
 
