@@ -23,7 +23,8 @@ class ServeConfig:
         model: what to serve; its directory is the same on every node.
         kind, device, dtype, weights, block_size, num_blocks, num_host_blocks, kv_memory_bytes,
             threads: see `WorkerConfig`.
-        max_running, max_step_tokens, max_waiting, preemption: see `SchedulerConfig`.
+        max_running, max_step_tokens, max_waiting, preemption, pipeline_depth: see
+            `SchedulerConfig`.
         num_groups: copies of the model.
         num_ranks: workers in each group.
         grpc_host, grpc_port: where each ingress listens for clients.
@@ -58,6 +59,7 @@ class ServeConfig:
     max_step_tokens: int = 512
     max_waiting: int = 4096
     preemption: PreemptionPolicy = PreemptionPolicy.AUTO
+    pipeline_depth: int = 1
     num_groups: int = 1
     num_ranks: int = 1
     grpc_host: str = LOOPBACK
@@ -111,6 +113,7 @@ class ServeConfig:
             max_waiting=self.max_waiting,
             vocab_size=self.model.vocab_size,
             preemption=self.preemption,
+            pipeline_depth=self.pipeline_depth,
         )
 
     def worker(self, rank: int) -> WorkerConfig:

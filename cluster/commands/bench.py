@@ -10,9 +10,10 @@ from blockyard.cluster.commands.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from blockyard.cluster.benchmark.oversubscribed import OversubscriptionBench
+    from blockyard.cluster.benchmark.pipeline import PipelineBench
     from blockyard.cluster.benchmark.scheduler import SchedulerBench
 
-__all__ = ["bench_app", "show_oversubscription", "show_scheduler"]
+__all__ = ["bench_app", "show_oversubscription", "show_pipeline", "show_scheduler"]
 
 bench_app = typer.Typer(
     help="Measure parts of Blockyard on this machine.",
@@ -86,6 +87,36 @@ def ingress(
     typer.echo(f"  of the ingress's own time:   {found.tokens_per_cpu_s:,.0f}")
     typer.echo(f"added to a first token:        {found.added_ttft_ms_p50:.1f} ms (median)")
     typer.echo(f"                               {found.added_ttft_ms_p99:.1f} ms (99th percentile)")
+
+
+@bench_app.command("pipeline")
+def pipeline(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    running: Annotated[int, typer.Option(help="Requests that decode at once.", min=1)] = 64,
+    rounds: Annotated[int, typer.Option(help="Turns of each depth.", min=1)] = 3,
+) -> None:
+    """Measure what planning ahead gains and costs, with a witness in a process of its own."""
+
+    def progress(what: str) -> None:
+        typer.echo(f"measuring {what}", err=True)
+
+    try:
+        from blockyard.cluster.benchmark.pipeline import measure_pipeline
+
+        bench = measure_pipeline(running, rounds=rounds, progress=progress)
+        typer.echo(json.dumps(asdict(bench))) if as_json else show_pipeline(bench)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def show_pipeline(bench: "PipelineBench") -> None:
+    """Print what planning ahead gains and costs, in words."""
+    for depth, speed in bench.tokens_per_second.items():
+        typer.echo(
+            f"{depth} in flight, {bench.running:,} running: {speed:,.0f} tokens/s, "
+            f"first token of a newcomer after {bench.first_token_ms[depth]:.2f} ms"
+        )
+    typer.echo(f"tokens a second with 2 in flight to those with 1: {bench.gain:.3f}")
 
 
 def show_scheduler(speed: "SchedulerBench") -> None:

@@ -102,6 +102,16 @@ def serve(
             "memory, dropped and computed anew, or the cheaper of the two each time."
         ),
     ] = PreemptionPolicy.AUTO,
+    pipeline_depth: Annotated[
+        int,
+        typer.Option(
+            help="Steps in flight at once. With 2 a step is planned while the one before it runs: "
+            "the device never waits for a plan, a newcomer waits a step longer. See `blockyard "
+            "bench pipeline`.",
+            min=1,
+            max=2,
+        ),
+    ] = 1,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -157,6 +167,7 @@ def serve(
         "max_step_tokens": max_step_tokens,
         "max_waiting": max_waiting,
         "preemption": preemption,
+        "pipeline_depth": pipeline_depth,
         "metrics_host": metrics_host,
         "metrics_port": metrics_port,
         "serve_grpc_port": serve_grpc_port,

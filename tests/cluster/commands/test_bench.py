@@ -4,9 +4,10 @@ import pytest
 from typer.testing import CliRunner
 
 from blockyard.cluster.benchmark.oversubscribed import measure_oversubscription
+from blockyard.cluster.benchmark.pipeline import PipelineBench
 from blockyard.cluster.benchmark.scheduler import SchedulerBench, measure_scheduler
 from blockyard.cluster.cli import app
-from blockyard.cluster.commands.bench import show_scheduler
+from blockyard.cluster.commands.bench import show_pipeline, show_scheduler
 
 
 def test_the_scheduler_is_measured_and_every_figure_is_there() -> None:
@@ -50,6 +51,26 @@ def test_figures_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert "256 running: 0.250 ms" in told
     assert "1.10 times" in told
+
+
+@pytest.mark.slow
+def test_planning_ahead_is_measured_and_every_figure_is_there() -> None:
+    ran = CliRunner().invoke(
+        app, ["bench", "pipeline", "--json", "--running", "4", "--rounds", "1"]
+    )
+    assert ran.exit_code == 0, ran.output
+    figures = json.loads(ran.stdout)
+    assert figures.keys() == {"running", "tokens_per_second", "gain", "first_token_ms"}
+    assert figures["tokens_per_second"].keys() == figures["first_token_ms"].keys() == {"1", "2"}
+    assert figures["gain"] > 0
+
+
+def test_what_planning_ahead_gains_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    bench = PipelineBench(64, {"1": 1000.0, "2": 1250.0}, 1.25, {"1": 9.5, "2": 12.0})
+    show_pipeline(bench)
+    told = capsys.readouterr().out
+    assert "2 in flight, 64 running: 1,250 tokens/s" in told
+    assert "after 9.50 ms" in told and "1.250" in told
 
 
 @pytest.mark.slow
