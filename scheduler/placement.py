@@ -31,11 +31,6 @@ class Candidate:
         blocks = self.ledger.blocks
         return blocks.free + blocks.cached - -(-self.bound_tokens // self.ledger.block_size)
 
-    @property
-    def queued(self) -> int:
-        """Requests that wait for a place."""
-        return self.ledger.requests.waiting + self.ledger.requests.parked
-
 
 def choose_group(candidates: Sequence[Candidate], prompt_tokens: int) -> str | None:
     """The group that can start a request of `prompt_tokens` soonest; None without candidates."""
