@@ -9,6 +9,7 @@ from itertools import product
 
 import torch
 
+from blockyard.cuda.block_copy import BLOCK_COPY_BUILD
 from blockyard.cuda.cache_write import cache_write_build
 from blockyard.cuda.decode import cascade_build, decode_build
 from blockyard.cuda.fused_layers import layers_build
@@ -47,7 +48,7 @@ class Configuration:
 
 def configurations() -> tuple[Configuration, ...]:
     """The whole table."""
-    return (*_decode(), *_prefill(), *_cascade(), *_layers(), *_cache_write(), *_sampling())
+    return (*_decode(), *_prefill(), *_cascade(), *_layers(), *_cache_write(), *_others())
 
 
 def _decode() -> list[Configuration]:
@@ -115,6 +116,9 @@ def _cache_write() -> list[Configuration]:
     ]
 
 
-def _sampling() -> list[Configuration]:
+def _others() -> list[Configuration]:
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    return [Configuration(sampling_build(dtype), {"sample_rows": 64}) for dtype in dtypes]
+    return [
+        *(Configuration(sampling_build(dtype), {"sample_rows": 64}) for dtype in dtypes),
+        Configuration(BLOCK_COPY_BUILD, {"copy_blocks": 64}),
+    ]

@@ -15,6 +15,7 @@ import torch
 
 from blockyard.cuda import cache_write
 from blockyard.cuda.backend import LayerKV
+from blockyard.cuda.block_copy import copy_blocks
 from blockyard.cuda.compiler import default_cache_dir
 from blockyard.cuda.decode import DecodeAttention, DecodeRows
 from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
@@ -91,6 +92,11 @@ def cache(library: KernelLibrary) -> None:
 def sampling(library: KernelLibrary) -> None:
     rows = [RowSampling(1.0, top_k=3, top_p=0.9, min_p=0.01, seed=seed) for seed in range(2)]
     choose_tokens(library, torch.arange(1400.0).remainder(7).view(2, 700), rows)
+
+
+def blocks(library: KernelLibrary) -> None:
+    pool = torch.zeros(3, 24, dtype=torch.int16)
+    copy_blocks(library, pool, pool, [(0, 2)])
 
 
 SCENARIOS: dict[str, Callable[[KernelLibrary], None]] = {
