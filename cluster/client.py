@@ -52,12 +52,19 @@ class GenerationClient:
         address: str | None = None,
         timeout_seconds: float | None = None,
         api_key: str | None = None,
+        tls: Any = None,
     ) -> None:
-        """`timeout_seconds` bounds each call as a whole; the key is else the environment's."""
+        """`timeout_seconds` bounds each call as a whole; the key is else the environment's.
+
+        `tls` are channel credentials, see `channel_credentials`.
+        """
         self._timeout_seconds = timeout_seconds
         self._metadata = _key_metadata(api_key)
-        self._channel = grpc.aio.insecure_channel(
-            server_address(address), options=_channel_options()
+        place, options = server_address(address), _channel_options()
+        self._channel = (
+            grpc.aio.secure_channel(place, tls, options=options)
+            if tls is not None
+            else grpc.aio.insecure_channel(place, options=options)
         )
 
     async def __aenter__(self) -> Self:
@@ -136,11 +143,17 @@ class BlockingClient:
         address: str | None = None,
         timeout_seconds: float | None = None,
         api_key: str | None = None,
+        tls: Any = None,
     ) -> None:
-        """`timeout_seconds` bounds each call as a whole; the key is else the environment's."""
+        """See `GenerationClient`."""
         self._timeout_seconds = timeout_seconds
         self._metadata = _key_metadata(api_key)
-        self._channel = grpc.insecure_channel(server_address(address), options=_channel_options())
+        place, options = server_address(address), _channel_options()
+        self._channel = (
+            grpc.secure_channel(place, tls, options=options)
+            if tls is not None
+            else grpc.insecure_channel(place, options=options)
+        )
 
     def __enter__(self) -> Self:
         """Nothing is connected before the first call."""

@@ -5,6 +5,7 @@ Knows nothing of how processes are started. Units are in the names.
 
 from dataclasses import dataclass
 
+from blockyard.cluster.tls import TlsFiles
 from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, PreemptionPolicy, SchedulerConfig
 from blockyard.workers.config import DEVICES, DTYPES, WEIGHTS, WorkerConfig, WorkerKind
 from blockyard.workers.description import ModelDescription
@@ -32,6 +33,7 @@ class ServeConfig:
             turns it off.
         api_keys_file: file of the API keys that callers must show one of, on the ingress's node;
             None lets everybody call.
+        tls: certificate of the ingress's listeners, see `TlsFiles`; None leaves them in the clear.
         wire_host: address that engines, workers and the central scheduler listen on for one
             another; None means each node's own address in the cluster.
         metrics_host, metrics_port: where the ingress offers Prometheus metrics; a port of None
@@ -67,6 +69,7 @@ class ServeConfig:
     http_host: str = LOOPBACK
     http_port: int | None = None
     api_keys_file: str | None = None
+    tls: TlsFiles | None = None
     metrics_host: str = LOOPBACK
     metrics_port: int | None = None
     wire_host: str | None = None

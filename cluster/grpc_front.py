@@ -26,6 +26,7 @@ from blockyard.cluster.request.api_keys import KeyRing
 from blockyard.cluster.request.caller import Caller
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
 from blockyard.cluster.request.token_service import TokenService
+from blockyard.cluster.tls import TlsFiles
 from blockyard.cluster.tokenizer import ModelTokenizer
 
 __all__ = ["DEFAULT_ADDRESS", "MAX_MESSAGE_BYTES", "GrpcFront", "server_options"]
@@ -80,14 +81,18 @@ class GrpcFront:
         )
         _add_reflection(self._server)
 
-    async def start(self, address: str = DEFAULT_ADDRESS) -> int:
+    async def start(self, address: str = DEFAULT_ADDRESS, tls: TlsFiles | None = None) -> int:
         """Begin to serve; the port, which is chosen when `address` ends in `:0`.
 
         Raises:
-            OSError: the address cannot be bound.
+            OSError: the address cannot be bound, or a file of `tls` cannot be read.
         """
+        credentials = tls.grpc_credentials() if tls is not None else None
         try:
-            port = self._server.add_insecure_port(address)
+            if credentials is not None:
+                port = self._server.add_secure_port(address, credentials)
+            else:
+                port = self._server.add_insecure_port(address)
         except RuntimeError:
             port = 0
         if not port:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.http_api import HttpApi
 from blockyard.cluster.request.api_keys import KeyRing
+from blockyard.cluster.tls import TlsFiles
 from blockyard.cluster.tokenizer import ModelTokenizer
 
 __all__ = ["HttpFront"]
@@ -39,7 +40,7 @@ class HttpFront:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """Begin to serve; the port, which is chosen when `port` is 0.
 
         Raises:
@@ -68,6 +69,7 @@ class HttpFront:
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                **(tls.http_options() if tls is not None else {}),
             )
         )
         self._serving = asyncio.create_task(

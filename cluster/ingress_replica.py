@@ -64,12 +64,12 @@ class IngressReplica:
         if config.api_keys_file is not None:
             keys = KeyRing(read_api_keys(Path(config.api_keys_file)))
         self._front = GrpcFront(self._dispatcher, tokenizers, keys=keys)
-        port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}")
+        port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}", config.tls)
         logger.info("the ingress listens on port %d", port)
         self._yard = YardFeed(self._dispatcher)
         self._http = HttpFront(self._dispatcher, tokenizers, yard_routes(self._yard), keys)
         if config.http_port is not None:
-            await self._http.start(config.http_host, config.http_port)
+            await self._http.start(config.http_host, config.http_port, config.tls)
         if config.metrics_port is not None:
             self._metrics = MetricsEndpoint(self._dispatcher)
             await self._metrics.start(config.metrics_host, config.metrics_port)

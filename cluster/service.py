@@ -13,6 +13,7 @@ from ray.serve import Application
 
 from blockyard.cluster.app import GROUP_DEPLOYMENT, ServedModel, build_app
 from blockyard.cluster.config import ServeConfig
+from blockyard.cluster.tls import TlsFiles
 from blockyard.scheduler.config import PreemptionPolicy
 from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_model
 from blockyard.workers.config import WorkerKind
@@ -78,6 +79,8 @@ def _served_model(entry: Any, place: str, shared: Mapping[str, Any]) -> ServedMo
     try:
         if "preemption" in values:
             values["preemption"] = PreemptionPolicy(values["preemption"])
+        if isinstance(shared.get("tls"), Mapping):
+            shared = {**shared, "tls": TlsFiles(**shared["tls"])}
         config = ServeConfig(
             model=describe_model(directory, name),
             kind=WorkerKind.WITNESS if model == WITNESS_MODEL else WorkerKind.MODEL,

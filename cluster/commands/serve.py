@@ -12,9 +12,11 @@ from blockyard.cluster.commands.start import (
     Blocks,
     Model,
     Port,
+    TlsFile,
     check_api_keys,
     configure,
     running,
+    tls_files,
 )
 from blockyard.scheduler.config import PreemptionPolicy
 
@@ -46,6 +48,17 @@ def serve(
             exists=True,
             dir_okay=False,
             readable=True,
+        ),
+    ] = None,
+    tls_cert: TlsFile = None,
+    tls_key: TlsFile = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="Ask clients for a certificate that this one has signed.",
+            show_default="off",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
     groups: Annotated[int, typer.Option(help="Copies of the model.", min=1)] = 1,
@@ -152,6 +165,7 @@ def serve(
         "grpc_port": port,
         "http_host": http_host,
         "http_port": http_port,
+        "tls": tls_files(tls_cert, tls_key, tls_client_ca),
         "api_keys_file": str(api_keys.resolve()) if api_keys is not None else None,
         "num_groups": groups,
         "num_ranks": ranks,

@@ -19,8 +19,19 @@ from blockyard.cluster.commands.errors import EXIT_MISUSED, fail
 if TYPE_CHECKING:
     from blockyard.cluster.config import ServeConfig
     from blockyard.cluster.runtime import Deployment
+    from blockyard.cluster.tls import TlsFiles
 
-__all__ = ["Blocks", "Model", "Port", "check_api_keys", "configure", "free_port", "running"]
+__all__ = [
+    "Blocks",
+    "Model",
+    "Port",
+    "TlsFile",
+    "check_api_keys",
+    "configure",
+    "free_port",
+    "running",
+    "tls_files",
+]
 
 _RAY_ANSWER_SECONDS = 5.0
 
@@ -34,6 +45,15 @@ Model = Annotated[
 Blocks = Annotated[
     int | None,
     typer.Option(help="Blocks in the pool of each group.", show_default="measured", min=1),
+]
+TlsFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File in PEM format: the certificate, or its key, of the listeners for clients.",
+        show_default="no TLS",
+        exists=True,
+        dir_okay=False,
+    ),
 ]
 Port = Annotated[int, typer.Option(help="Port for gRPC clients.", min=1, max=65535)]
 
@@ -61,6 +81,28 @@ def configure(name: str, ray_address: str | None, values: dict[str, object]) -> 
         raise fail(str(error)) from None
     except ValueError as error:
         raise fail(str(error), EXIT_MISUSED) from None
+
+
+def tls_files(
+    certificate: Path | None, key: Path | None, client_ca: Path | None
+) -> "TlsFiles | None":
+    """The files of TLS, proved to be of use; None without any."""
+    from blockyard.cluster.tls import TlsFiles
+
+    if certificate is None or key is None:
+        if (certificate, key, client_ca) != (None, None, None):
+            raise fail("TLS needs both --tls-cert and --tls-key", EXIT_MISUSED)
+        return None
+    files = TlsFiles(
+        str(certificate.resolve()),
+        str(key.resolve()),
+        str(client_ca.resolve()) if client_ca is not None else None,
+    )
+    try:
+        files.check()
+    except (OSError, ValueError) as error:
+        raise fail(str(error), EXIT_MISUSED) from None
+    return files
 
 
 def check_api_keys(file: Path) -> None:
