@@ -29,7 +29,7 @@ __all__ = [
     "native_step",
 ]
 
-VERSION = 4
+VERSION = 5
 """Of the signatures below; `by_version` in `native/library.cpp` says the same."""
 
 NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -146,6 +146,7 @@ _Form, _Rotary = POINTER(NativeForm), POINTER(NativeRotary)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "by_version": (c_int32, ()),
     "by_supported": (c_int32, ()),
+    "by_advise_large_pages": (None, (c_void_p, c_int64)),
     "by_pool_new": (c_void_p, (c_int32,)),
     "by_pool_free": (None, (c_void_p,)),
     "by_packed_bytes": (c_int64, (c_int64, c_int64, c_int32)),

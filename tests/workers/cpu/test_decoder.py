@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from blockyard.cuda.reference import ReferenceBackend
+from blockyard.workers.attention import CachedAttention
 from blockyard.workers.collectives import Communicator
 from blockyard.workers.contract import UnsupportedModel
 from blockyard.workers.cpu import fuse
@@ -30,6 +31,7 @@ from blockyard.workers.cpu.compiler import NativeUnavailable
 from blockyard.workers.cpu.fuse import put_on_cpu_path
 from blockyard.workers.cpu.library import NativePool
 from blockyard.workers.cpu.packed import WeightStorage
+from blockyard.workers.cpu.recognise import recognise
 from blockyard.workers.loader import load_model
 from blockyard.workers.model import DecoderModel
 from blockyard.workers.progress import SilentProgress
@@ -127,7 +129,6 @@ def test_a_difference_is_found_and_the_modules_stay_in_use(
     native_pool: NativePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(save(*FAMILY["llama"], tmp_path))
-    recognise = fuse.recognise
 
     def with_gate_and_up_exchanged(module: torch.nn.Module) -> Any:
         parts = recognise(module)
@@ -181,7 +182,7 @@ def test_a_position_outside_the_context_is_refused(
 ) -> None:
     model = load(save(*FAMILY["llama"], tmp_path))
     put_on_cpu_path(model, 2, CONTEXT, WeightStorage.FP32)
-    attention: Any = fuse.CachedAttention(
+    attention: Any = CachedAttention(
         None,  # type: ignore[arg-type]
         NativeBackend(native_pool).begin(make_case([0], [1], 4, 2).batch),
     )

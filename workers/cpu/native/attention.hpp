@@ -119,14 +119,17 @@ class AttentionPlan {
       if (span.count == 1) total += int64_t{span.start + 1} * kv_heads_;
     const int64_t most = std::max(kLeastPositions, total / (threads * 3));
     const int tokens_at_once = std::max(2, kChunkRows / sharing);
-    for (const Span& span : spans)
-      for (int kv_head = 0; kv_head < kv_heads_; ++kv_head)
+    for (int kv_head = 0; kv_head < kv_heads_; ++kv_head)
+      for (const Span& span : spans)
         if (span.count == 1)
           cut_token(span, kv_head, most);
         else
           cut_chunk(span, kv_head, tokens_at_once);
-    std::stable_sort(pieces_.begin(), pieces_.end(),
-                     [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
+    // The longest first, or one that is begun last keeps all others waiting. Those of about one
+    // length stay in the order of heads: requests that share a prefix find it in the cache.
+    std::stable_sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) {
+      return a.cost / kLeastPositions > b.cost / kLeastPositions;
+    });
   }
 
   void cut_token(const Span& span, int kv_head, int64_t most) {
