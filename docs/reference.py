@@ -65,9 +65,8 @@ def _kind(annotation: Any) -> str:
         return ", ".join(str(member.value) for member in annotation)
     if kinds := [_kind(kind) for kind in get_args(annotation) if kind is not type(None)]:
         return " or ".join(kinds)
-    return {"bool": "flag", "str": "text", "Path": "path"}.get(
-        annotation.__name__, annotation.__name__
-    )
+    name: str = annotation.__name__
+    return {"bool": "flag", "str": "text", "Path": "path"}.get(name, name)
 
 
 def api() -> str:
@@ -87,8 +86,8 @@ def _proto_sections(text: str) -> Iterator[str]:
             inside = match[1]
             yield f"\n## {inside} `{match[2]}`\n"
             yield " ".join(comment) + "\n"
-            titles = ("method", "takes", "answers", "meaning") if inside == "service" else None
-            titles = titles or ("field", "type", "meaning")
+            titles = ["method", "takes", "answers"] if inside == "service" else ["field", "type"]
+            titles.append("meaning")
             yield _row(*titles)
             yield _row(*("---" for _ in titles))
             comment = []

