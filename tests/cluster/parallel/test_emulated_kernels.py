@@ -129,6 +129,7 @@ def equal_tokens(answer: Answer, expected: Answer) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # on a machine that is busy otherwise
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_emulated_kernels_give_the_tokens_of_torch(rank_pool: Any, llama: Path, ranks: int) -> None:
     missing = missing_tools()
