@@ -41,8 +41,7 @@ PLACEHOLDER = -1
 """Among a plan's tokens: the one that its handle sampled last, in the step before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """A request the workers do not know yet (or were told to forget).
 
     `prompt_tokens` is the length of the client's prompt; tokens computed past it were generated
@@ -57,8 +56,7 @@ class Admission:
     token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BlockGrant:
+class BlockGrant(NamedTuple):
     """Blocks appended to the end of a handle's block table."""
 
     handle: int

@@ -99,8 +99,7 @@ class RequestSpec:
     """What its client calls it, if anything. Ingresses let one live request of a tenant have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(NamedTuple):
     """Seconds, on the engine's clock.
 
     queue: from arrival to the first step; prefill: from there to the first token;
