@@ -6,7 +6,7 @@ preemption are scored anew by the workers; clients are told of each token once. 
 
 from blockyard.scheduler.draft import PlanDraft
 from blockyard.scheduler.plan import PromptLogprobs, StepPlan, StepResult
-from blockyard.scheduler.request import Request, RequestUpdate
+from blockyard.scheduler.request import FinishReason, Request, RequestUpdate
 from blockyard.scheduler.sampling import TokenLogprobs
 
 __all__ = ["with_logprobs"]
@@ -69,7 +69,8 @@ def _prompts(
 
 def _untold(request: Request, scored: PromptLogprobs) -> tuple[TokenLogprobs, ...]:
     """What of it is new, which is marked as told; nothing for one that was aborted."""
-    if request.handle is not None and request.handle != scored.handle:
+    others = request.handle is not None and request.handle != scored.handle
+    if others or request.finish_reason is FinishReason.ABORT:
         return ()
     # The first token has no score: one that was told nothing yet waits for that of the second.
     begin = max(0, 1 + request.num_scored - scored.position)

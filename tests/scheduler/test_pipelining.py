@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from blockyard.scheduler.config import SchedulerConfig
-from blockyard.scheduler.plan import PLACEHOLDER, StepPlan
-from blockyard.scheduler.request import FinishReason
+from blockyard.scheduler.plan import PLACEHOLDER, PromptLogprobs, StepPlan, StepResult
+from blockyard.scheduler.request import FinishReason, RequestSpec
+from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
+from blockyard.scheduler.scheduler import Scheduler
 from blockyard.workers.fake import witness_generate
 
 Make = Callable[..., Any]
@@ -212,6 +214,18 @@ def test_equal_blocks_merge_under_a_choice_that_has_not_begun(
     moved = [replacement.handle for replacement in plans[3].replacements]
     assert moved.count(fork.parent) == moved.count(fork.handle) == 2
     rig.finish()
+
+
+def test_after_an_abort_the_scores_of_a_prompt_are_not_told_either() -> None:
+    scheduler = Scheduler(SchedulerConfig(64, pipeline_depth=2), 8)
+    sampling = SamplingParams(max_tokens=3, prompt_logprobs=0)
+    scheduler.submit(RequestSpec("a", (1, 2, 3), sampling), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    scores = PromptLogprobs(plan.handles[0], 1, (TokenLogprobs(0.0, 1),) * 2)
+    assert scheduler.abort("a")
+    result = StepResult(plan.step, (7,), prompt_logprobs=(scores,))
+    assert scheduler.commit(result, 0.0) == []
 
 
 def test_depths_that_cannot_be_are_refused() -> None:
