@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from blockyard.cluster.client import API_KEY_VARIABLE
+
 PODS = ("head", "central", "ingress", "engine-large", "engine-small")
 EVERYWHERE = [{"key": "dedicated", "operator": "Equal", "value": "llm", "effect": "NoSchedule"}]
 
@@ -180,6 +182,23 @@ def test_authentication(render: Callable[..., Any]) -> None:
         assert cluster["authOptions"] == {"mode": "token" if wanted else "disabled"}
         off = {"name": "RAY_AUTH_MODE", "value": "disabled"}
         assert (off in main_container(rendered.pods["ingress"])["env"]) is not wanted
+
+
+def test_keys_are_where_callers_are_let_in(render: Callable[..., Any]) -> None:
+    rendered = render({"apiKeys": {"secret": "yard-keys", "testKey": "test"}})
+    file = rendered.serve_config["applications"][0]["args"]["api_keys_file"]
+    for name, pod in rendered.pods.items():
+        mounted = [
+            f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"
+            for volume in pod.get("volumes", [])
+            for mount in main_container(pod)["volumeMounts"]
+            if "secret" in volume and mount["name"] == volume["name"]
+        ]
+        assert mounted == ([file] if name == "ingress" else []), name
+    [shown] = main_container(rendered.pods["test"])["env"]
+    assert shown["name"] == API_KEY_VARIABLE
+    assert shown["valueFrom"]["secretKeyRef"] == {"name": "yard-keys", "key": "test"}
+    assert "api_keys_file" not in render().serve_config["applications"][0]["args"]
 
 
 def test_the_test_pod_asks_every_model(render: Callable[..., Any], full: dict[str, Any]) -> None:

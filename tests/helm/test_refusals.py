@@ -32,6 +32,7 @@ BY_THE_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"modelStorage": {"type": "existingClaim"}}, "at '/modelStorage/existingClaim': minLength"),
     ({"modelStorage": {"readOnly": True}}, "at '/modelStorage/readOnly'"),
     ({"modelStorage": {"type": "claim", "size": ""}}, "at '/modelStorage/size'"),
+    ({"apiKeys": {"secret": "s"}}, "at '/apiKeys/testKey': minLength"),
     ({"server": {"grpcPort": 80}}, "at '/server/grpcPort': minimum: got 80, want 1,024"),
     ({"server": {"drainSeconds": 0}}, "at '/server/drainSeconds': minimum: got 0, want 1"),
     ({"ray": {"version": "nightly"}}, "at '/ray/version'"),
@@ -64,6 +65,10 @@ BY_THE_CHART: list[tuple[dict[str, Any], str]] = [
     (
         {"models": [MODEL | {"device": "cuda", "weights": "int8"}]},
         "models: a has weights int8, which is for CPUs, but it runs on a GPU",
+    ),
+    (
+        {"apiKeys": {"secret": "s", "testKey": "t"}, "serveProxy": {"enabled": True}},
+        "apiKeys and serveProxy do not go together",
     ),
     ({"server": {"httpPort": 9464}}, "server: grpcPort, httpPort and metricsPort must differ"),
     ({"models": [MODEL | {"device": "cuda", "threads": 4}]}, "models: a has threads, but"),

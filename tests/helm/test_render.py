@@ -31,6 +31,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     "token": {"huggingFace": {"tokenSecret": "hub", "tokenKey": "key"}},
     "proxy in Python": {"serveProxy": {"enabled": True, "haproxy": False}},
     "HAProxy": {"serveProxy": {"enabled": True, "port": 9001}},
+    "keys": {"apiKeys": {"secret": "keys", "testKey": "test"}},
     "no token": {"ray": {"tokenAuthentication": False, "upgrade": "None"}},
     "node port": {"service": {"type": "NodePort", "annotations": {"a": "b"}}},
     "ingress": {"grpcIngress": {"enabled": True, "host": "h.example.org"}},

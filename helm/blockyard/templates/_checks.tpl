@@ -48,6 +48,9 @@
 {{- if and (ne .Values.modelStorage.type "emptyDir") (ne .Values.modelStorage.type "existingClaim") .Values.modelStorage.readOnly -}}
 {{- fail "modelStorage.readOnly is for existingClaim: a new claim is empty" -}}
 {{- end -}}
+{{- if and .Values.apiKeys.secret .Values.serveProxy.enabled -}}
+{{- fail "apiKeys and serveProxy do not go together: Ray Serve's own proxy checks no keys" -}}
+{{- end -}}
 {{- $ports := list (int .Values.server.grpcPort) (int .Values.server.httpPort) (int .Values.server.metricsPort) -}}
 {{- if ne (len $ports) (len (uniq $ports)) -}}
 {{- fail "server: grpcPort, httpPort and metricsPort must differ" -}}

@@ -102,7 +102,17 @@ spec:
       volumeMounts:
         {{- include "blockyard.mounts" (dict "root" $root "models" .models) | nindent 8 }}
         - {name: shm, mountPath: /dev/shm}
+        {{- if and $root.Values.apiKeys.secret (eq .component "ingress") }}
+        - {name: api-keys, mountPath: /etc/blockyard, readOnly: true}
+        {{- end }}
   volumes:
+    {{- if and $root.Values.apiKeys.secret (eq .component "ingress") }}
+    - name: api-keys
+      secret:
+        secretName: {{ $root.Values.apiKeys.secret }}
+        defaultMode: 0440
+        items: [{key: {{ $root.Values.apiKeys.key }}, path: {{ $root.Values.apiKeys.key }}}]
+    {{- end }}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ $settings.shmSize }}}
     - name: scratch

@@ -35,6 +35,9 @@
   "num_ingresses" (int .Values.ingress.replicas)
   "ingress_resource" "ingress"
   "central_resource" "central" -}}
+{{- with .Values.apiKeys }}
+{{- if .secret }}{{ $_ := set $args "api_keys_file" (printf "/etc/blockyard/%s" .key) }}{{ end -}}
+{{- end -}}
 {{- /* Serve builds the application where this selector points: ingress pods have every model's files. */ -}}
 {{- $ingress := dict "num_cpus" 0.1 "resources" (dict "ingress" 1) "label_selector" (dict "blockyard" "ingress") -}}
 {{- $application := dict
