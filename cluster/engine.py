@@ -11,15 +11,15 @@ between two awaits the books are consistent.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Protocol
 
 from blockyard.cluster.books.engine_listener import EngineListener
 from blockyard.cluster.books.shadow_feed import ShadowFeed
+from blockyard.cluster.group import Group, GroupLost
 from blockyard.cluster.steps_under_way import StepsUnderWay
 from blockyard.scheduler.ledger import GroupLedger
-from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.scheduler.plan import StepResult
 from blockyard.scheduler.prefix_index import PrefixEvents
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec, RequestUpdate
 from blockyard.scheduler.restart import restarted
@@ -28,48 +28,12 @@ from blockyard.scheduler.snapshot import RequestSnapshot
 from blockyard.scheduler.yard_drawing import draw_yard
 from blockyard.scheduler.yard_map import YardMap
 
-__all__ = ["Engine", "Group", "GroupLost"]
+__all__ = ["Engine"]
 
 logger = logging.getLogger(__name__)
 
 MOST_REPAIRS = 2
 """How often a group is formed anew without finishing a step: what fails it may be a request."""
-
-
-class GroupLost(Exception):
-    """A rank died or failed; its blocks and the step in flight are gone. For the operator."""
-
-
-class Group(Protocol):
-    """The workers of one model copy, whatever connects them."""
-
-    @property
-    def acknowledged_step(self) -> int:
-        """Newest step that every rank has finished."""
-        ...
-
-    @property
-    def lost(self) -> str | None:
-        """Why no step can be run any more, or None while every rank is there."""
-        ...
-
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when `acknowledged_step` has grown, and when the group is lost."""
-        ...
-
-    def execute(self, plan: StepPlan) -> Coroutine[Any, Any, StepResult]:
-        """Run one step on every rank and return rank 0's result.
-
-        It may be called again before that; steps run in the order of the calls.
-
-        Raises:
-            GroupLost: a rank is gone.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Let the workers go."""
-        ...
 
 
 class Engine:

@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from blockyard.cluster.books.arrival_log import ArrivalLog
-from blockyard.cluster.engine import Engine, Group
+from blockyard.cluster.engine import Engine
 from blockyard.cluster.engine_books import AskMemory, EngineBooks
+from blockyard.cluster.group import Group
 from blockyard.cluster.messages import (
     Abort,
     ArrivalsAnswer,

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from blockyard.cluster.engine import GroupLost
+from blockyard.cluster.group import GroupLost
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.workers.config import Executor, WorkerProfile
 

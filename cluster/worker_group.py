@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from blockyard.cluster.engine import GroupLost
+from blockyard.cluster.group import GroupLost
 from blockyard.cluster.messages import (
     Acknowledged,
     Execute,

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from blockyard.cluster.engine import Engine, Group
+from blockyard.cluster.engine import Engine
+from blockyard.cluster.group import Group
 from blockyard.cluster.group_ranks import GroupRanks
 from blockyard.cluster.rank import RankHandle
 from blockyard.scheduler.config import SchedulerConfig

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from blockyard.cluster.engine import Engine, GroupLost
+from blockyard.cluster.engine import Engine
+from blockyard.cluster.group import GroupLost
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import (

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from blockyard.cluster.engine import Engine, GroupLost
+from blockyard.cluster.engine import Engine
+from blockyard.cluster.group import GroupLost
 from blockyard.cluster.local_group import LocalGroup
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.plan import PLACEHOLDER, StepPlan, StepResult

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from blockyard.cluster.engine import GroupLost
+from blockyard.cluster.group import GroupLost
 from blockyard.cluster.local_group import LocalGroup
 from blockyard.scheduler.plan import Admission, BlockGrant, StepPlan, StepResult
 from blockyard.scheduler.sampling import SamplingParams

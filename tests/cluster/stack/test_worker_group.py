@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from blockyard.cluster.engine import GroupLost
+from blockyard.cluster.group import GroupLost
 from blockyard.cluster.messages import (
     Acknowledged,
     Executed,
