@@ -6,30 +6,22 @@ Units: milliseconds, GB (1e9 bytes) and GFLOP a second.
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from blockyard.cuda.backend import AttentionBatch
-from blockyard.workers.attention import CachedAttention
-from blockyard.workers.collectives import Communicator
 from blockyard.workers.cpu.ceilings import Ceilings, measure_ceilings
-from blockyard.workers.cpu.fuse import put_on_cpu_path
 from blockyard.workers.cpu.library import NativePool, load_library
 from blockyard.workers.cpu.packed import PackedLinear, WeightStorage
-from blockyard.workers.kv_cache import KVCache, KVGeometry
-from blockyard.workers.progress import SilentProgress
+from blockyard.workers.cpu.perplexity import measure_perplexity
 
-__all__ = ["LinearBench", "LinearSpeed", "measure_linear", "measure_perplexity"]
+__all__ = ["LinearBench", "LinearSpeed", "measure_linear"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128, 256)
 _TEXT_TOKENS = 1024
-_BLOCK_SIZE = 16
 _TIMED_SECONDS = 0.3
 """For one combination, at least three runs; the best counts, since others only disturb."""
 
@@ -111,35 +103,6 @@ def measure_linear(
         by_torch,
         perplexity,
     )
-
-
-def measure_perplexity(
-    directory: Path, tokens: Sequence[int], storage: WeightStorage, threads: int
-) -> float:
-    """Perplexity of a model with weights in `storage`, every token seen after all before it."""
-    # Imported here, because transformers takes seconds.
-    from blockyard.workers.loader import load_model
-
-    count = len(tokens)
-    cpu = torch.device("cpu")
-    model = load_model(directory, cpu, "float32", count, SilentProgress(), Communicator())
-    backend = put_on_cpu_path(model, threads, count, storage).backend
-    shape = model.attention
-    geometry = KVGeometry(shape.layers, shape.kv_heads, shape.head_dim, _BLOCK_SIZE, torch.float32)
-    blocks = -(-count // _BLOCK_SIZE)
-    batch = AttentionBatch(
-        counts=np.array([count], dtype=np.int32),
-        lengths=np.array([count], dtype=np.int32),
-        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
-        slots=torch.arange(count),
-        block_size=_BLOCK_SIZE,
-    )
-    ids, places = torch.tensor(tokens), torch.arange(count)
-    with torch.inference_mode():
-        attention = CachedAttention(KVCache(geometry, blocks, cpu), backend.begin(batch))
-        logits = model.forward(ids, places, places[:-1], attention)
-        loss = torch.nn.functional.cross_entropy(logits.double(), ids[1:])
-    return math.exp(float(loss))
 
 
 def _shapes(directory: Path) -> list[tuple[int, int]]:

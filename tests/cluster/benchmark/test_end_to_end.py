@@ -33,6 +33,7 @@ from blockyard.workers.cpu.ceilings import Ceilings, DecoderWork
 from blockyard.workers.cpu.compiler import NativeUnavailable
 from blockyard.workers.cpu.library import load_library
 from blockyard.workers.cpu.packed import WeightStorage
+from blockyard.workers.cpu.perplexity import measure_perplexity
 from blockyard.workers.description import describe_model
 
 VOCABULARY = 300
@@ -190,9 +191,9 @@ def test_perplexity_is_that_of_the_model(llama: Path, native: None) -> None:
     with torch.inference_mode():
         model = LlamaForCausalLM.from_pretrained(llama)
         expected = float(torch.exp(model(tokens[None], labels=tokens[None]).loss))
-    exact = linear.measure_perplexity(llama, tokens.tolist(), WeightStorage.FP32, 1)
+    exact = measure_perplexity(llama, tokens.tolist(), WeightStorage.FP32, 1)
     assert exact == pytest.approx(expected, rel=1e-4)
-    rough = linear.measure_perplexity(llama, tokens.tolist(), WeightStorage.INT4, 1)
+    rough = measure_perplexity(llama, tokens.tolist(), WeightStorage.INT4, 1)
     assert rough != exact
     assert rough == pytest.approx(expected, rel=0.1)
 

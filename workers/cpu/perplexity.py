@@ -1,0 +1,47 @@
+"""How well a model foretells a text with its weights in each storage: what fewer bits cost."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from blockyard.cuda.backend import AttentionBatch
+from blockyard.workers.attention import CachedAttention
+from blockyard.workers.collectives import Communicator
+from blockyard.workers.cpu.fuse import put_on_cpu_path
+from blockyard.workers.cpu.packed import WeightStorage
+from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.loader import load_model
+from blockyard.workers.progress import SilentProgress
+
+__all__ = ["measure_perplexity"]
+
+_BLOCK_SIZE = 16
+
+
+def measure_perplexity(
+    directory: Path, tokens: Sequence[int], storage: WeightStorage, threads: int
+) -> float:
+    """Perplexity of a model with weights in `storage`, every token seen after all before it."""
+    count = len(tokens)
+    cpu = torch.device("cpu")
+    model = load_model(directory, cpu, "float32", count, SilentProgress(), Communicator())
+    backend = put_on_cpu_path(model, threads, count, storage).backend
+    shape = model.attention
+    geometry = KVGeometry(shape.layers, shape.kv_heads, shape.head_dim, _BLOCK_SIZE, torch.float32)
+    blocks = -(-count // _BLOCK_SIZE)
+    batch = AttentionBatch(
+        counts=np.array([count], dtype=np.int32),
+        lengths=np.array([count], dtype=np.int32),
+        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
+        slots=torch.arange(count),
+        block_size=_BLOCK_SIZE,
+    )
+    ids, places = torch.tensor(tokens), torch.arange(count)
+    with torch.inference_mode():
+        attention = CachedAttention(KVCache(geometry, blocks, cpu), backend.begin(batch))
+        logits = model.forward(ids, places, places[:-1], attention)
+        loss = torch.nn.functional.cross_entropy(logits.double(), ids[1:])
+    return math.exp(float(loss))
