@@ -100,8 +100,9 @@ def blocks(library: KernelLibrary) -> None:
 
 
 SCENARIOS: dict[str, Callable[[KernelLibrary], None]] = {
-    "cascade": cascade,
+    "blocks": blocks,
     "cache": cache,
+    "cascade": cascade,
     "decode": decode,
     "layers": layers,
     "prefill": prefill,

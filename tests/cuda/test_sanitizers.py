@@ -13,7 +13,7 @@ from blockyard.cuda.emulator.build import missing_tools
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("sanitized_run.py")
-KERNELS = ("blocks", "cache", "decode", "layers", "prefill", "sampling")
+KERNELS = ("blocks", "cache", "cascade", "decode", "layers", "prefill", "sampling")
 OUTSIDE = ("blocks:1", "cache:1", "decode:2", "layers:3", "prefill:12")
 """One row too far; the sanitizer ends the process at the first such access."""
 
