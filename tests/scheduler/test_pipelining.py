@@ -16,7 +16,7 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def plans(make_rig: Make, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+def plans(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
     """Every plan that a rig makes."""
     made: list[StepPlan] = []
     hold = make_rig._hold_against_laws
