@@ -70,6 +70,7 @@ async def _serve(
     max_step_tokens: int,
     policy: PreemptionPolicy,
     first_alone: bool,
+    depth: int,
 ) -> Served:
     configs = [
         WorkerConfig(
@@ -96,6 +97,7 @@ async def _serve(
             max_running=16,
             max_step_tokens=max_step_tokens,
             preemption=policy,
+            pipeline_depth=depth,
         ),
         num_blocks,
         num_host_blocks=num_blocks,
@@ -136,6 +138,7 @@ def serve(rank_pool: RankPool) -> Callable[..., Served]:
         policy: PreemptionPolicy = PreemptionPolicy.AUTO,
         machines: Sequence[str] | None = None,
         first_alone: bool = False,
+        depth: int = 1,
     ) -> Served:
         return asyncio.run(
             _serve(
@@ -148,6 +151,7 @@ def serve(rank_pool: RankPool) -> Callable[..., Served]:
                 max_step_tokens,
                 policy,
                 first_alone,
+                depth,
             )
         )
 

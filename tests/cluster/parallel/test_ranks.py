@@ -79,6 +79,13 @@ def test_swapped_blocks_come_back_on_every_rank(
     assert served.ledger.preempted.swapped > 0
 
 
+def test_ranks_tell_one_another_what_a_plan_does_not_know_yet(
+    serve: Serve, llama: Path, expected: Expected
+) -> None:
+    served = serve(llama, PROMPTS, ranks=2, new_tokens=NEW_TOKENS, depth=2)
+    assert served.tokens == expected(PROMPTS, NEW_TOKENS)
+
+
 def test_ranks_on_two_machines_speak_by_gloo(serve: Serve, llama: Path, expected: Expected) -> None:
     served = serve(llama, PROMPTS, ranks=2, new_tokens=NEW_TOKENS, machines=["here", "there"])
     assert served.tokens == expected(PROMPTS, NEW_TOKENS)
