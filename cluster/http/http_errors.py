@@ -15,7 +15,6 @@ _STATUS = {
     ApiCode.ALREADY_EXISTS: (409, "conflict_error"),
     ApiCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
     ApiCode.UNAVAILABLE: (503, "service_unavailable_error"),
-    ApiCode.ALREADY_EXISTS: (409, "conflict_error"),
     ApiCode.ABORTED: (409, "conflict_error"),
     ApiCode.DEADLINE_EXCEEDED: (504, "timeout_error"),
     ApiCode.INTERNAL: (500, "server_error"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+WAYS = ("grpc-stream", "grpc-unary", "http-stream", "http-whole")
 PROMPT = [(53 * n + 7) % 256 for n in range(20)]
 
 
@@ -94,14 +95,13 @@ async def test_o22_below_epsilon_is_greedy(rig: Any, way: str, temperature: floa
 @pytest.mark.parametrize(
     "fields", [{"temperature": 1e-4}, {"temperature": 1e-2}, {"top_p": 1e-6}, {"top_k": 1}]
 )
-async def test_o22_tiny_values_take_the_likeliest(
-    rig: Any, way: str, fields: dict[str, Any]
-) -> None:
-    common = {"max_tokens": 8, "ignore_eos": True, "logprobs": 0, "seed": 4}
-    greedy = await rig.ask(way, PROMPT, temperature=0.0, **common)
-    assert (await rig.ask(way, PROMPT, **fields, **common)).spelled == greedy.spelled
-    whole = [await rig.ask(way, PROMPT, top_k=k, **common) for k in (0, 259, 260)]
-    assert whole[0].spelled == whole[1].spelled == whole[2].spelled
+async def test_o22_tiny_values_take_the_likeliest(rig: Any, fields: dict[str, Any]) -> None:
+    for way in WAYS:
+        common = {"max_tokens": 8, "ignore_eos": True, "logprobs": 0, "seed": 4}
+        greedy = await rig.ask(way, PROMPT, temperature=0.0, **common)
+        assert (await rig.ask(way, PROMPT, **fields, **common)).spelled == greedy.spelled
+        whole = [await rig.ask(way, PROMPT, top_k=k, **common) for k in (0, 259, 260)]
+        assert whole[0].spelled == whole[1].spelled == whole[2].spelled
 
 
 @pytest.mark.parametrize(
@@ -114,17 +114,18 @@ async def test_o22_tiny_values_take_the_likeliest(
     ],
 )
 async def test_o22_out_of_range_names_the_field(
-    rig: Any, way: str, refused: Any, name: str, value: float
+    rig: Any, refused: Any, name: str, value: float
 ) -> None:
-    if way.startswith("http") and not math.isfinite(value):
-        text = {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-        body = f'{{"prompt": "x", "{name}": {text}}}'
-        answer = await rig.web.post("/v1/completions", content=body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
-        return
-    with pytest.raises(refused) as error:
-        await rig.ask(way, PROMPT, **{name: value}, max_tokens=1)
-    assert (error.value.code, error.value.field) == ("INVALID_ARGUMENT", name)
+    for way in WAYS:
+        if way.startswith("http") and not math.isfinite(value):
+            text = {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+            body = f'{{"prompt": "x", "{name}": {text}}}'
+            answer = await rig.web.post("/v1/completions", content=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
+            continue
+        with pytest.raises(refused) as error:
+            await rig.ask(way, PROMPT, **{name: value}, max_tokens=1)
+        assert (error.value.code, error.value.field) == ("INVALID_ARGUMENT", name)
 
 
 @pytest.mark.parametrize(
@@ -136,15 +137,16 @@ async def test_o22_out_of_range_names_the_field(
     ],
 )
 async def test_o23_ids_outside_the_vocabulary_harm_nobody(
-    rig: Any, way: str, refused: Any, name: str, value: Any
+    rig: Any, refused: Any, name: str, value: Any
 ) -> None:
-    good = rig.ask("grpc-unary", PROMPT, max_tokens=30, ignore_eos=True, logprobs=0, seed=3)
-    running = asyncio.create_task(good)
-    with pytest.raises(refused) as error:
-        await rig.ask(way, PROMPT, max_tokens=1, **{name: value})
-    assert error.value.code == "INVALID_ARGUMENT"
-    assert error.value.field.startswith(name)
-    assert (await running).completion_tokens == 30
+    for way in WAYS:
+        good = rig.ask("grpc-unary", PROMPT, max_tokens=30, ignore_eos=True, logprobs=0, seed=3)
+        running = asyncio.create_task(good)
+        with pytest.raises(refused) as error:
+            await rig.ask(way, PROMPT, max_tokens=1, **{name: value})
+        assert error.value.code == "INVALID_ARGUMENT"
+        assert error.value.field.startswith(name)
+        assert (await running).completion_tokens == 30
 
 
 async def test_o23_added_tokens_below_the_true_size_are_accepted(rig: Any, way: str) -> None:
