@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -156,11 +156,10 @@ def _put_together(lines: list[dict[str, Any]], threads: int, rounds: int) -> dic
 
 
 def _floor(name: str, label: str, ceilings: Any) -> float:
-    config = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
-    no_weights = decoder_work(str(MODEL), 0)
-    weights = (no_weights.layer_operations + no_weights.head_operations) / 2
-    weights += 0 if config.get("tie_word_embeddings") else no_weights.head_operations / 2
-    work = decoder_work(str(MODEL), int(weights * _WEIGHT_BITS[label] / 8))
+    work = decoder_work(str(MODEL), 0)
+    head_bits = _WEIGHT_BITS["int8"] if label == "int4" else _WEIGHT_BITS[label]
+    bits = work.layer_operations * _WEIGHT_BITS[label] + work.head_operations * head_bits
+    work = replace(work, weight_bytes=int(bits / 2 / 8))  # two operations a weight
     return floor_seconds(make_workload(name), work, ceilings)
 
 

@@ -61,7 +61,9 @@ class NativeDecoder:
         self.layers = [_PackedLayer(pool, layer, storage) for layer in parts.layers]
         # Ranks end these layers in their own ways, and add biases once.
         self._divided = hasattr(parts.layers[0].output, "reduce")
-        self.head = PackedLinear(pool, [parts.head.weight], storage, parts.head.bias)
+        # The head is the embedding too: in 4 bits it alone costs some 5 % of perplexity.
+        head_storage = WeightStorage.INT8 if storage is WeightStorage.INT4 else storage
+        self.head = PackedLinear(pool, [parts.head.weight], head_storage, parts.head.bias)
         self._assemble: Callable[..., Any] | None = getattr(parts.head, "assemble", None)
         self._embedding = parts.embedding if self._divided or not parts.tied else None
         self._parts = parts

@@ -22,7 +22,7 @@ class WeightStorage(StrEnum):
     """How weights lie in memory; sums are taken in float32 with all of them.
 
     `int8` and `int4` are scaled by group of 32 inputs, the latter from its least value: 8.5 and 5
-    bits a weight.
+    bits a weight. A decoder in `int4` keeps its head in `int8`.
     """
 
     FP32 = "fp32"
