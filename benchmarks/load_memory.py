@@ -17,6 +17,7 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -104,7 +105,7 @@ def main() -> int:
     return int(max(report["peak_growth_gigabytes"]) > asked.limit)
 
 
-def measure(directory: Path, ranks: int) -> dict[str, object]:
+def measure(directory: Path, ranks: int) -> dict[str, Any]:
     """Peak growth of each rank's private memory, and what it keeps, in gigabytes."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []

@@ -129,15 +129,17 @@ class Checkpoint:
 
 
 def _part(source: Any, part: Slice) -> torch.Tensor:
+    shape = list(source.get_shape())
+    nothing: torch.Tensor = source[0:0]  # for its dtype
     if part.blank:
-        return torch.zeros(source.get_shape(), dtype=source[:0].dtype)
+        return nothing.new_zeros(shape)
     before = (slice(None),) * part.dim
-    pieces = [source[(*before, slice(span.start, span.stop))] for span in part.spans]
+    # A span that is empty may lie past the end.
+    pieces = [source[(*before, slice(span.start, span.stop))] for span in part.spans if len(span)]
     missing = part.length - sum(len(span) for span in part.spans)
-    if missing:
-        shape = list(pieces[0].shape)
+    if missing or not pieces:
         shape[part.dim] = missing
-        pieces.append(pieces[0].new_zeros(shape))
+        pieces.append(nothing.new_zeros(shape))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=part.dim)
 
 

@@ -96,7 +96,7 @@ def test_windows_caps_and_sinks_are_seen_layer_by_layer() -> None:
     gemma = Gemma2Config(**SIZES, sliding_window=64, attn_logit_softcapping=30.0, layer_types=kinds)
     forms = _model(gemma).attention.forms
     assert [(form.window, form.soft_cap) for form in forms] == [(64, 30.0), (None, 30.0)]
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    experts: dict[str, Any] = {"num_local_experts": 2, "num_experts_per_tok": 1}
     oss = GptOssConfig(**SIZES, sliding_window=64, layer_types=kinds, **experts)
     for form in _model(oss).attention.forms:
         assert form.sinks is not None and form.sinks.shape == (4,)

@@ -109,13 +109,18 @@ async def _serve(
             tokens[update.request_id].extend(update.token_ids)
 
     engine = Engine(scheduler, group, deliver)
+    # Blocks of the first may be fenced for a while: until the last rank has said that it is done.
+    loop = asyncio.create_task(engine.run())
     for number, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=new_tokens, temperature=0.0)
         engine.submit(RequestSpec(str(number), tuple(prompt), sampling))
-        while first_alone and number == 0 and await engine.step():
-            engine.check()
-    while await engine.step():
-        engine.check()
+        if first_alone and number == 0:
+            await engine.wait_idle()
+    await engine.wait_idle()
+    engine.check()
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert engine.lost is None, engine.lost
     await group.close()
     return Served(list(tokens.values()), engine.ledger(), group_ranks.profiles)
 
