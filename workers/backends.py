@@ -11,7 +11,7 @@ import torch
 from blockyard.cuda.backend import AttentionBackend, AttentionForm, HeadShape
 from blockyard.cuda.reference import ReferenceBackend
 
-__all__ = ["backend_named", "backend_of_gpu"]
+__all__ = ["backend_named", "backend_of_gpu", "kernels_missing"]
 
 _EMULATED_SLOTS = 8
 """Thread blocks that a GPU of the emulation runs at once: few, so that work is cut as on a GPU."""
@@ -38,13 +38,18 @@ def backend_of_gpu(
     device: torch.device, shape: HeadShape, forms: Iterable[AttentionForm]
 ) -> AttentionBackend:
     """Kernels where they can be compiled and serve every layer, else plain torch."""
-    from blockyard.cuda.compiler import missing_compiler
-
-    if missing_compiler() is not None:
+    if kernels_missing() is not None:
         return ReferenceBackend()
     kernels = _kernels(device)
     served = all(kernels.refusal(shape, form) is None for form in forms)
     return kernels if served else ReferenceBackend()
+
+
+def kernels_missing() -> str | None:
+    """Why kernels cannot be compiled on this machine, or None."""
+    from blockyard.cuda.compiler import missing_compiler
+
+    return missing_compiler()
 
 
 def _kernels(device: torch.device) -> AttentionBackend:

@@ -85,11 +85,11 @@ def _cpu_path() -> Finding:
 def _gpu() -> Finding:
     import torch
 
-    from blockyard.cuda.compiler import missing_compiler
+    from blockyard.workers.backends import kernels_missing
 
     if not torch.cuda.is_available():
         return Finding("on a GPU", "torch sees none")
-    missing = missing_compiler()
+    missing = kernels_missing()
     name = torch.cuda.get_device_name()
     if missing is not None:
         return Finding("on a GPU", f"plain torch on {name}", missing)
