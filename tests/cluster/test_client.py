@@ -27,7 +27,9 @@ class TestRequests:
         )
 
     def test_every_setting_has_its_field(self) -> None:
-        simple = {name: 1 for name in Settings.__slots__ if getattr(Settings(), name) is None}
+        simple: dict[str, Any] = {
+            name: 1 for name in Settings.__slots__ if getattr(Settings(), name) is None
+        }
         del simple["structure"], simple["tenant"]
         texts: dict[str, Any] = {"stop": ("x",), "tenant": "t"}
         sampling = build_request(prompt="a", settings=Settings(**simple, **texts)).sampling
