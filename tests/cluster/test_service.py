@@ -77,7 +77,10 @@ def test_two_models_have_two_deployments_behind_one_ingress(service: Any) -> Non
         ({"models": []}, "models is missing or empty"),
         ({"models": [{"device": "cpu"}]}, r"models\[0\] has no `model`"),
         ({"models": [WITNESS | {"colour": 1}]}, r"models\[0\] has colour; known are block_size"),
-        ({"models": [WITNESS], "num_blocks": 9}, "args has num_blocks; known are .*central_resource"),
+        (
+            {"models": [WITNESS], "num_blocks": 9},
+            "args has num_blocks; known are .*central_resource",
+        ),
         ({"models": [{"model": "witness"}]}, r"models\[0\] \(witness\): device is 'auto'"),
         ({"models": [WITNESS | {"num_groups": 0}]}, r"models\[0\] \(witness\): num_groups is 0"),
         ({"models": [WITNESS | {"preemption": "x"}]}, r"models\[0\] \(witness\): 'x'"),
