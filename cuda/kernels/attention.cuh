@@ -64,12 +64,13 @@ __device__ __forceinline__ int query_dim(int step, int t, int high) {
 __device__ __forceinline__ void multiply_keys(float (&scores)[2][4],
                                               const uint32_t (&queries)[kSteps][4],
                                               const unsigned char* keys, int lane) {
-  const int matrix = lane >> 3, row = lane & 7;
+  const int matrix = lane >> 3, row = (lane & 7) + (kFp8 ? matrix & 1 : matrix >> 1) * 8;
+  const int place = row_at(row, kFp8 ? matrix >> 1 : matrix & 1);
   if constexpr (!kFp8) {
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) {
       uint32_t r[4];
-      ldmatrix_x4<false>(r, keys + row_at(row + (matrix >> 1) * 8, 2 * j + (matrix & 1)));
+      ldmatrix_x4<false>(r, keys + chunks_on<kChunks>(place, 2 * j));
       const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
       mma_16816<kMmaBf16>(scores[0], queries[j], b0);
       mma_16816<kMmaBf16>(scores[1], queries[j], b1);
@@ -78,8 +79,8 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[2][4],
 #pragma unroll
     for (int j = 0; j < kSteps; j += 2) {
       uint32_t r[4];  // the last of an odd number of chunks is loaded twice
-      const int chunk = j + (matrix >> 1) < kChunks ? j + (matrix >> 1) : kChunks - 1;
-      ldmatrix_x4<false>(r, keys + row_at(row + (matrix & 1) * 8, chunk));
+      ldmatrix_x4<false>(
+          r, keys + (j + 1 < kChunks ? chunks_on<kChunks>(place, j) : row_at(row, j)));
 #pragma unroll
       for (int jj = 0; jj < 2 && j + jj < kSteps; ++jj)
 #pragma unroll
@@ -96,12 +97,13 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[2][4],
 __device__ __forceinline__ void multiply_values(float (&output)[kTiles][4],
                                                 const uint32_t (&weights)[4],
                                                 const unsigned char* values, int lane) {
-  const int matrix = lane >> 3, row = lane & 7;
+  const int matrix = lane >> 3, row = (lane & 7) + (matrix & 1) * 8;
+  const int place = row_at(row, matrix >> 1);
 #pragma unroll
   for (int c = 0; c < kChunks; c += 2) {
     uint32_t r[4];
-    const int chunk = c + (matrix >> 1) < kChunks ? c + (matrix >> 1) : kChunks - 1;
-    ldmatrix_x4<true>(r, values + row_at(row + (matrix & 1) * 8, chunk));
+    ldmatrix_x4<true>(
+        r, values + (c + 1 < kChunks ? chunks_on<kChunks>(place, c) : row_at(row, c)));
     if constexpr (!kFp8) {
       const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
       mma_16816<kMmaBf16>(output[c], weights, b0);

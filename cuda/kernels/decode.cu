@@ -41,6 +41,8 @@ namespace {
 constexpr int kGroup = GROUP, kWarps = 4, kSlice = 16, kTile = kWarps * kSlice;
 constexpr int kSliceBytes = kSlice * kPitch, kStageBytes = 2 * kSliceBytes;
 constexpr bool kHigh = kGroup > 8;  // rows 8..15 are in use
+// Copies issued at once hold their addresses in registers, of which wide heads have none to spare.
+constexpr int kUnroll = kDim <= 128 ? 8 : 4;
 static_assert(kGroup >= 1 && kGroup <= 16 && STAGES >= 2);
 
 struct Slices {  // one warp's share of a work item's positions
@@ -59,7 +61,7 @@ struct Slices {  // one warp's share of a work item's positions
       int64_t offset = 0;
       if (mine >= begin && mine < end)
         offset = table[mine / BLOCK_SIZE] * a.block_stride + (mine % BLOCK_SIZE) * kRowBytes;
-#pragma unroll
+#pragma unroll kUnroll
       for (int k0 = 0; k0 < kSlice * kChunks; k0 += 32) {
         const int k = k0 + lane, row = k / kChunks, chunk = k % kChunks;
         const int64_t from = head_offset + __shfl_sync(~0u, offset, row & 15) + chunk * 16;
@@ -95,6 +97,38 @@ __device__ __forceinline__ void load_queries(uint32_t (&queries)[kSteps][4], con
         queries[j][half + 2 * high] = two;
       }
 }
+
+// The warps' results in shared memory become the item's. The item is read anew: registers are short
+// while its positions are read.
+__device__ __forceinline__ void merge_warps(const DecodeArguments& a, const float* part,
+                                            const float* part_most, const float* part_sum) {
+  const int4 work = a.work[blockIdx.x];
+  const int kv_head = work.y, partial = a.partials[blockIdx.x];
+  const int64_t token = a.tokens[work.x];
+  const float value_scale = a.value_scales ? a.value_scales[kv_head] : 1.f;
+  for (int i = threadIdx.x; i < kGroup * kDim; i += 128) {
+    const int row = i / kDim, dim = i % kDim, head = kv_head * kGroup + row;
+    Merged all;
+    float value = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) all.see(part_most[w * kGroup + row]);
+    if (partial < 0 && a.sinks) all.see(a.sinks[head] * kLog2e);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float weight = all.weight(part_most[w * kGroup + row]);
+      value += weight * part[(w * kGroup + row) * kDim + dim];
+      all.sum += weight * part_sum[w * kGroup + row];
+    }
+    if (partial < 0 && a.sinks) all.sum += all.weight(a.sinks[head] * kLog2e);
+    value = all.sum > 0.f ? value / all.sum * value_scale : 0.f;
+    if (partial < 0) {
+      a.output[token * a.output_stride + head * kDim + dim] = to_number(value);
+    } else {
+      a.partial_output[(static_cast<int64_t>(partial) * kGroup + row) * kDim + dim] = value;
+      if (dim == 0) a.partial_lse[partial * kGroup + row] = all.lse();
+    }
+  }
+}
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
@@ -118,9 +152,10 @@ decode_attention(const __grid_constant__ DecodeArguments a) {
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) slices.load(i);
 
-  const int64_t token = a.tokens[request];
   uint32_t queries[kSteps][4];
-  load_queries(queries, a.queries + token * a.query_stride + kv_head * kGroup * kDim, lane);
+  const Number* query_rows =
+      a.queries + a.tokens[request] * a.query_stride + kv_head * kGroup * kDim;
+  if constexpr (kDim <= 128) load_queries(queries, query_rows, lane);
 
   float output[kTiles][4] = {};
   RowSum rows[2];
@@ -137,6 +172,8 @@ decode_attention(const __grid_constant__ DecodeArguments a) {
     const unsigned char* keys = slices.ring + (i % STAGES) * kStageBytes;
     const int slice = slices.first + i * kTile;
 
+    // Wide heads leave no registers for queries: they come from the cache again for each slice.
+    if constexpr (kDim > 128) load_queries(queries, query_rows, lane);
     float scores[2][4] = {};
     multiply_keys(scores, queries, keys, lane);
 
@@ -207,30 +244,7 @@ decode_attention(const __grid_constant__ DecodeArguments a) {
     }
   }
   __syncthreads();
-  const int partial = a.partials[blockIdx.x];
-  const float value_scale = a.value_scales ? a.value_scales[kv_head] : 1.f;
-  for (int i = threadIdx.x; i < kGroup * kDim; i += 128) {
-    const int row = i / kDim, dim = i % kDim, head = kv_head * kGroup + row;
-    Merged all;
-    float value = 0.f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) all.see(part_most[w * kGroup + row]);
-    if (partial < 0 && a.sinks) all.see(a.sinks[head] * kLog2e);
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float weight = all.weight(part_most[w * kGroup + row]);
-      value += weight * part[(w * kGroup + row) * kDim + dim];
-      all.sum += weight * part_sum[w * kGroup + row];
-    }
-    if (partial < 0 && a.sinks) all.sum += all.weight(a.sinks[head] * kLog2e);
-    value = all.sum > 0.f ? value / all.sum * value_scale : 0.f;
-    if (partial < 0) {
-      a.output[token * a.output_stride + head * kDim + dim] = to_number(value);
-    } else {
-      a.partial_output[(static_cast<int64_t>(partial) * kGroup + row) * kDim + dim] = value;
-      if (dim == 0) a.partial_lse[partial * kGroup + row] = all.lse();
-    }
-  }
+  merge_warps(a, part, part_most, part_sum);
 }
 
 extern "C" __global__ void __launch_bounds__(HEAD_DIM)
