@@ -9,8 +9,8 @@ from grpc_health.v1 import health_pb2
 from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.request.api_error import ApiCode, ApiError
 from blockyard.cluster.request.generation import GenerationService
-from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.request.malformed_message import MalformedMessage
+from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import cluster_pb2
 from blockyard.protos import generation_pb2 as pb
