@@ -86,8 +86,8 @@ BAD: dict[str, tuple[pb.GenerateRequest, str]] = {
         "sampling.min_tokens",
     ),
     "too many answers": (with_parameters(n=17), "sampling.n"),
-    "log probabilities": (with_parameters(logprobs=0), "sampling.logprobs"),
-    "tenant": (with_parameters(tenant="me"), "sampling.tenant"),
+    "log probabilities": (with_parameters(logprobs=21), "sampling.logprobs"),
+    "tenant": (with_parameters(tenant="me and you"), "sampling.tenant"),
     "field of the future": (from_a_newer_client(), "sampling"),
 }
 
