@@ -131,11 +131,13 @@ class TestGenerate:
             env={**os.environ, "BLOCKYARD_ADDRESS": served_address},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # Shells start background jobs deaf to SIGINT, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert process.stdout is not None
         assert process.stdout.read(1) == b"a"
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=60)
         assert (process.returncode, stderr) == (130, b"")
         assert dispatcher.streams[0].aborts == 1
 
