@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
@@ -169,5 +169,6 @@ def _request(prompt: Prompt, settings: Settings) -> pb.GenerateRequest:
     if isinstance(prompt, str):
         return build_request(prompt=prompt, settings=settings)
     if prompt and isinstance(prompt[0], Mapping):
-        return build_request(messages=prompt, settings=settings)  # type: ignore[arg-type]
-    return build_request(token_ids=prompt, settings=settings)  # type: ignore[arg-type]
+        messages = cast("Sequence[Mapping[str, str]]", prompt)
+        return build_request(messages=messages, settings=settings)
+    return build_request(token_ids=cast("Sequence[int]", prompt), settings=settings)

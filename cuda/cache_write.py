@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from blockyard.cuda.alignment import check_vectors
 from blockyard.cuda.backend import LayerKV
 from blockyard.cuda.launch import KernelLibrary, address
 from blockyard.cuda.sources import Build
@@ -79,7 +80,7 @@ def rotate_and_write(
     queries = projected.new_empty(tokens, heads, head_dim)
     if not tokens:
         return queries
-    _aligned(projected, projected.stride(0))
+    check_vectors(projected, projected.stride(0))
     kernel = library.kernel(build, "rotate_and_write")
     arguments = _pool(kernel.arguments, kv, slots)
     arguments["projected"] = address(projected)
@@ -113,7 +114,7 @@ def write(
     if not tokens:
         return
     for rows in (keys, values):
-        _aligned(rows, rows.stride(0), rows.stride(1))
+        check_vectors(rows, rows.stride(0), rows.stride(1))
     kernel = library.kernel(build, "write_cache")
     arguments = _pool(kernel.arguments, kv, slots)
     arguments["keys"] = address(keys)
@@ -139,11 +140,3 @@ def _pool(layout: np.dtype[np.void], kv: LayerKV, slots: torch.Tensor) -> npt.ND
     arguments["head_stride"] = kv.blocks.stride(2) * item
     arguments["kv_heads"] = kv.blocks.shape[2]
     return arguments
-
-
-def _aligned(rows: torch.Tensor, *strides: int) -> None:
-    if rows.stride(-1) != 1 or rows.data_ptr() % 16 or any(each % 8 for each in strides):
-        raise ValueError(
-            f"rows are {rows.stride(-1)} apart, strides {strides}; "
-            "the kernels read 16 bytes at a time"
-        )

@@ -6,16 +6,17 @@ The torch twin is `reference_layers.py`. Units: numbers, rows.
 import numpy as np
 import torch
 
+from blockyard.cuda.alignment import VECTOR, check_vectors
 from blockyard.cuda.launch import KernelLibrary, address
 from blockyard.cuda.sources import Build
 
 __all__ = ["MOST_WIDTH", "KernelLayers", "layers_build"]
 
-_THREADS, _VECTOR = 256, 8
-_WARP_WIDTH = 32 * _VECTOR * 2
+_THREADS = 256
+_WARP_WIDTH = 32 * VECTOR * 2
 """Rows up to this wide are left to one warp each."""
 
-MOST_WIDTH = _THREADS * _VECTOR * 8
+MOST_WIDTH = _THREADS * VECTOR * 8
 """The widest row that fits into the registers of a thread block."""
 
 _SHARED_BYTES = 4 * _THREADS // 32
@@ -31,13 +32,13 @@ def layers_build(dtype: torch.dtype, weight_dtype: torch.dtype, width: int) -> B
         raise ValueError(f"rows are {dtype}; the kernels take bfloat16 and float16")
     if weight_dtype not in (dtype, torch.float32):
         raise ValueError(f"weights are {weight_dtype}; the kernels take {dtype} and float32")
-    if width % _VECTOR or not 0 < width <= MOST_WIDTH:
+    if width % VECTOR or not 0 < width <= MOST_WIDTH:
         raise ValueError(
-            f"rows are {width} numbers wide; the kernels take multiples of {_VECTOR} "
+            f"rows are {width} numbers wide; the kernels take multiples of {VECTOR} "
             f"up to {MOST_WIDTH}"
         )
     threads = 32 if width <= _WARP_WIDTH else _THREADS
-    vectors = -(-width // (threads * _VECTOR))
+    vectors = -(-width // (threads * VECTOR))
     return Build.of(
         "layers.cu",
         BF16=dtype is torch.bfloat16,
@@ -97,7 +98,7 @@ class KernelLayers:
         if not num_rows:
             return output
         inner, outer_stride, inner_stride = _strides(rows)
-        _aligned(rows, outer_stride, inner_stride)
+        check_vectors(rows, outer_stride, inner_stride)
         kernel = self._library.kernel(build, "rms_norm")
         arguments = np.zeros(1, kernel.arguments)
         arguments["rows"] = address(rows)
@@ -117,18 +118,18 @@ class KernelLayers:
 
     def _gate(self, name: str, gate_and_up: torch.Tensor) -> torch.Tensor:
         width = gate_and_up.shape[-1] // 2
-        if gate_and_up.dim() != 2 or width * 2 != gate_and_up.shape[-1] or width % _VECTOR:
+        if gate_and_up.dim() != 2 or width * 2 != gate_and_up.shape[-1] or width % VECTOR:
             raise ValueError(
                 f"gate and up are {tuple(gate_and_up.shape)}; "
-                f"they must be [tokens, 2 * a multiple of {_VECTOR}]"
+                f"they must be [tokens, 2 * a multiple of {VECTOR}]"
             )
         # Registers of rows mean nothing here: the smallest build serves every width.
-        build = layers_build(gate_and_up.dtype, gate_and_up.dtype, _VECTOR)
+        build = layers_build(gate_and_up.dtype, gate_and_up.dtype, VECTOR)
         output = gate_and_up.new_empty(gate_and_up.shape[0], width)
-        vectors = output.numel() // _VECTOR
+        vectors = output.numel() // VECTOR
         if not vectors:
             return output
-        _aligned(gate_and_up, gate_and_up.stride(0), 0)
+        check_vectors(gate_and_up, gate_and_up.stride(0), 0)
         kernel = self._library.kernel(build, name)
         arguments = np.zeros(1, kernel.arguments)
         arguments["gate_and_up"] = address(gate_and_up)
@@ -150,11 +151,3 @@ def _strides(rows: torch.Tensor) -> tuple[int, int, int]:
     if flat.data_ptr() != rows.data_ptr():
         raise ValueError(f"rows of shape {tuple(rows.shape)} are strided along more than two axes")
     return 1, flat.stride(0), 0
-
-
-def _aligned(rows: torch.Tensor, *strides: int) -> None:
-    if rows.stride(-1) != 1 or rows.data_ptr() % 16 or any(each % _VECTOR for each in strides):
-        raise ValueError(
-            f"rows begin at a multiple of {rows.data_ptr() % 16 or 16} bytes, "
-            f"{rows.stride(-1)} apart, strides {strides}; kernels read 16 bytes at a time"
-        )

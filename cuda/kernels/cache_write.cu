@@ -48,22 +48,6 @@ constexpr int kDim = HEAD_DIM, kUnits = kDim / 16, kItem = KV_FP8 ? 1 : 2;
 static_assert(kDim % 16 == 0);
 constexpr float kMostFp8 = 448.f;
 
-struct Eight {  // eight numbers, as they lie in memory
-  Number at[8];
-};
-
-__device__ __forceinline__ Eight load8(const Number* from) {
-  const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(from);
-  Eight eight;
-  memcpy(&eight, &bytes, 16);
-  return eight;
-}
-__device__ __forceinline__ void store8(void* to, const Eight& eight) {
-  Bytes16 bytes;
-  memcpy(&bytes, &eight, 16);
-  *reinterpret_cast<Bytes16*>(to) = bytes;
-}
-
 // Where a pool keeps one head of one token.
 struct Place {
   uint8_t* row;

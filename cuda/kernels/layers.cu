@@ -43,23 +43,6 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kRowThreads = ROW_THREADS, kRows = kThreads / kRowThreads;
 static_assert(kRowThreads == 32 || kRowThreads == kThreads);
 
-struct Eight {  // eight numbers, as they lie in memory
-  Number at[8];
-};
-static_assert(sizeof(Eight) == 16);
-
-__device__ __forceinline__ Eight load8(const Number* from) {
-  const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(from);
-  Eight eight;
-  memcpy(&eight, &bytes, 16);
-  return eight;
-}
-__device__ __forceinline__ void store8(Number* to, const Eight& eight) {
-  Bytes16 bytes;
-  memcpy(&bytes, &eight, 16);
-  *reinterpret_cast<Bytes16*>(to) = bytes;
-}
-
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int turn = 16; turn > 0; turn >>= 1) x += __shfl_xor_sync(~0u, x, turn);

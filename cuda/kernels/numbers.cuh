@@ -27,4 +27,21 @@ __device__ __forceinline__ Number to_number(float x) {
   return __float2half(x);
 #endif
 }
+
+struct Eight {  // eight numbers, as they lie in memory
+  Number at[8];
+};
+static_assert(sizeof(Eight) == 16);
+
+__device__ __forceinline__ Eight load8(const Number* from) {
+  const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(from);
+  Eight eight;
+  memcpy(&eight, &bytes, 16);
+  return eight;
+}
+__device__ __forceinline__ void store8(void* to, const Eight& eight) {
+  Bytes16 bytes;
+  memcpy(&bytes, &eight, 16);
+  *reinterpret_cast<Bytes16*>(to) = bytes;
+}
 }  // namespace by

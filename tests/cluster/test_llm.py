@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,8 @@ def test_a_mistake_gives_up_the_batch_and_nothing_else() -> None:
     llm.close()
 
 
-def test_a_client_is_a_client_of_a_server(served_address: str, dispatcher: object) -> None:
-    dispatcher.script = [[65], FinishReason.STOP]  # type: ignore[attr-defined]
+def test_a_client_is_a_client_of_a_server(served_address: str, dispatcher: Any) -> None:
+    dispatcher.script = [[65], FinishReason.STOP]
     with blockyard.Client(served_address, timeout_seconds=60) as client:
         answer = client.generate(build_request(prompt="a"))
         assert list(answer.token_ids) == [65]

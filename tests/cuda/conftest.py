@@ -1,6 +1,6 @@
 """Random cases of attention over blocks, and kernels built for the host, once for all tests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,9 @@ from blockyard.cuda.backend import AttentionBatch, AttentionForm, LayerKV
 from blockyard.cuda.compiler import default_cache_dir, missing_compiler
 from blockyard.cuda.emulator.build import EmulatedLibrary, missing_tools
 from blockyard.cuda.kv_storage import store_kv
+from blockyard.cuda.launch import Kernel, KernelLibrary
 from blockyard.cuda.reference import ReferenceBackend
+from blockyard.cuda.sources import Build
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +153,20 @@ def nvrtc() -> None:
     missing = missing_compiler()
     if missing is not None:
         pytest.skip(f"no compiler for GPUs: {missing}")
+
+
+class PlantedLibrary:
+    """The same kernels with a fault in them."""
+
+    def __init__(self, library: KernelLibrary, fault: int) -> None:
+        self._library = library
+        self._fault = fault
+
+    def kernel(self, build: Build, name: str) -> Kernel:
+        return self._library.kernel(build.with_defines(PLANT=self._fault), name)
+
+
+@pytest.fixture
+def planted(emulated: EmulatedLibrary) -> Callable[[int], KernelLibrary]:
+    """The emulated kernels with the fault of that number in them; with none for 0."""
+    return lambda fault: PlantedLibrary(emulated, fault)

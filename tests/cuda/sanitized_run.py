@@ -20,23 +20,12 @@ from blockyard.cuda.compiler import default_cache_dir
 from blockyard.cuda.decode import DecodeAttention, DecodeRows
 from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
 from blockyard.cuda.fused_layers import KernelLayers
-from blockyard.cuda.launch import Kernel, KernelLibrary
+from blockyard.cuda.launch import KernelLibrary
 from blockyard.cuda.prefill import PrefillAttention, PrefillRows
 from blockyard.cuda.sampling import RowSampling, choose_tokens
-from blockyard.cuda.sources import Build
 
-make_case = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["_make_case"]
-
-
-class PlantedLibrary:
-    """The same kernels with a fault in them."""
-
-    def __init__(self, library: EmulatedLibrary, fault: int) -> None:
-        self._library = library
-        self._fault = fault
-
-    def kernel(self, build: Build, name: str) -> Kernel:
-        return self._library.kernel(build.with_defines(PLANT=self._fault), name)
+conftest = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
+make_case, PlantedLibrary = conftest["_make_case"], conftest["PlantedLibrary"]
 
 
 def decode(library: KernelLibrary) -> None:

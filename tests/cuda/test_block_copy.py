@@ -1,14 +1,16 @@
 """Whole blocks copied, gathered and spread: in the emulation, byte for byte."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from blockyard.cuda import block_copy
-from blockyard.cuda.block_copy import BLOCK_COPY_BUILD, BlockMover, Run, copy_blocks, runs_of
+from blockyard.cuda.block_copy import BlockMover, Run, copy_blocks, runs_of
 from blockyard.cuda.emulator.build import EmulatedLibrary
+from blockyard.cuda.launch import KernelLibrary
 
 SHAPES = [(8,), (3, 2, 1, 16, 64), (2, 2, 3, 16, 80), (4104,)]
 """Blocks of 16 bytes, of some thread blocks' shares, and of one share and a bit."""
@@ -43,13 +45,9 @@ def test_blocks_of_other_sizes_are_refused(emulated: EmulatedLibrary) -> None:
         copy_blocks(emulated, pools(2, (4,)), pools(2, (4,)), [(0, 1)])
 
 
-def test_a_planted_copy_too_far_is_caught(emulated: EmulatedLibrary) -> None:
-    class Planted:
-        def kernel(self, build: Any, name: str) -> Any:
-            return emulated.kernel(BLOCK_COPY_BUILD.with_defines(PLANT=1), name)
-
+def test_a_planted_copy_too_far_is_caught(planted: Callable[[int], KernelLibrary]) -> None:
     pool = pools(4, (8,))
-    copy_blocks(Planted(), pool, pool, [(0, 2)])
+    copy_blocks(planted(1), pool, pool, [(0, 2)])
     assert not torch.equal(pool[3], pools(4, (8,))[3])
 
 

@@ -1,6 +1,6 @@
 """Keys and values written by kernel, in the emulation: the bytes of the torch twin."""
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,21 +9,9 @@ from blockyard.cuda import reference_cache
 from blockyard.cuda.backend import LayerKV
 from blockyard.cuda.cache_write import cache_write_build, rotate_and_write, write
 from blockyard.cuda.emulator.build import EmulatedLibrary
-from blockyard.cuda.launch import Kernel
-from blockyard.cuda.sources import Build
+from blockyard.cuda.launch import KernelLibrary
 
 BF16, FP16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
-
-
-class Planted:
-    """The same kernels with a fault in them."""
-
-    def __init__(self, library: EmulatedLibrary, fault: int) -> None:
-        self._library = library
-        self._fault = fault
-
-    def kernel(self, build: Build, name: str) -> Kernel:
-        return self._library.kernel(build.with_defines(PLANT=self._fault), name)
 
 
 def pool(
@@ -149,13 +137,14 @@ def test_no_tokens_write_nothing(emulated: EmulatedLibrary) -> None:
 
 
 @pytest.mark.parametrize("fault", [2, 3], ids=["one slot too far", "not clamped"])
-def test_planted_faults_change_the_bytes(emulated: EmulatedLibrary, fault: int) -> None:
+def test_planted_faults_change_the_bytes(
+    planted: Callable[[int], KernelLibrary], fault: int
+) -> None:
     projected, slots = case(5, 0, 2, 64, BF16, 96)
     projected *= 1e3
     keys, values = projected.view(5, 2, 2, 64).unbind(1)
     ours, twin = (pool(2, 16, 64, FP8) for _ in range(2))
-    planted: Any = Planted(emulated, fault)
-    write(planted, ours, keys, values, slots, 16)
+    write(planted(fault), ours, keys, values, slots, 16)
     reference_cache.write(twin, keys, values, slots, 16)
     assert not torch.equal(whole(ours), whole(twin))
 

@@ -8,23 +8,11 @@ import torch
 
 from blockyard.cuda.emulator.build import EmulatedLibrary
 from blockyard.cuda.fused_layers import MOST_WIDTH, KernelLayers, layers_build
-from blockyard.cuda.launch import Kernel
+from blockyard.cuda.launch import KernelLibrary
 from blockyard.cuda.reference_layers import ReferenceLayers
-from blockyard.cuda.sources import Build
 
 TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """One rounding of the result; everything before it is float32."""
-
-
-class Planted:
-    """The same kernels with a fault in them."""
-
-    def __init__(self, library: EmulatedLibrary, fault: int) -> None:
-        self._library = library
-        self._fault = fault
-
-    def kernel(self, build: Build, name: str) -> Kernel:
-        return self._library.kernel(build.with_defines(PLANT=self._fault), name)
 
 
 def random_rows(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -121,11 +109,13 @@ def test_gated_activations_of_a_strided_projection(emulated: EmulatedLibrary) ->
     check(found, ReferenceLayers().silu_and_multiply(part.double()))
 
 
-def test_a_missing_barrier_is_caught(emulated: EmulatedLibrary) -> None:
+def test_a_missing_barrier_is_caught(
+    emulated: EmulatedLibrary, planted: Callable[[int], KernelLibrary]
+) -> None:
     rows = random_rows(4, 2048, dtype=torch.bfloat16)
     weight = torch.ones(2048, dtype=torch.bfloat16)
     expected = KernelLayers(emulated).rms_norm(rows, weight, 1e-6)
-    found = KernelLayers(Planted(emulated, 1)).rms_norm(rows, weight, 1e-6)
+    found = KernelLayers(planted(1)).rms_norm(rows, weight, 1e-6)
     assert not torch.equal(found, expected)
 
 

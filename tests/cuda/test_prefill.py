@@ -1,5 +1,6 @@
 """The prefill kernel, run by the emulation, against float64."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,9 +8,8 @@ import torch
 
 from blockyard.cuda.backend import AttentionForm
 from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
-from blockyard.cuda.launch import Kernel, KernelLibrary
+from blockyard.cuda.launch import KernelLibrary
 from blockyard.cuda.prefill import PrefillAttention, PrefillRows
-from blockyard.cuda.sources import Build
 
 CPU = torch.device("cpu")
 BF16, FP16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
@@ -80,20 +80,14 @@ def test_random_steps(
         assert case.worst(attend(emulated, case, slots)) < TOLERANCE[dtype], steps[seed]
 
 
-class Planted:
-    """The same kernels with a fault in them."""
-
-    def __init__(self, library: EmulatedLibrary, fault: int) -> None:
-        self._library = library
-        self._fault = fault
-
-    def kernel(self, build: Build, name: str) -> Kernel:
-        return self._library.kernel(build.with_defines(PLANT=self._fault), name)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [11, 13, 14], ids=["no barrier", "no wait", "one position less"])
-def test_a_planted_fault_shows(emulated: EmulatedLibrary, make_case: Any, fault: int) -> None:
+def test_a_planted_fault_shows(
+    emulated: EmulatedLibrary,
+    planted: Callable[[int], KernelLibrary],
+    make_case: Any,
+    fault: int,
+) -> None:
     case = make_case([150, 37], [70, 5])
     assert case.worst(attend(emulated, case, 1)) < TOLERANCE[BF16]
-    assert not case.worst(attend(Planted(emulated, fault), case, 1)) < 5 * TOLERANCE[BF16]
+    assert not case.worst(attend(planted(fault), case, 1)) < 5 * TOLERANCE[BF16]

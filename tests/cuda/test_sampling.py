@@ -1,30 +1,18 @@
 """Tokens chosen by kernel, in the emulation, against a plain sort in float64."""
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from blockyard.cuda import reference_sampling
 from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
-from blockyard.cuda.launch import Kernel
+from blockyard.cuda.launch import KernelLibrary
 from blockyard.cuda.sampling import RowSampling, choose_tokens, sampling_build
-from blockyard.cuda.sources import Build
 from blockyard.workers.gumbel import gumbel_noise
 
 NEAR = 1e-4
 """Scores this close to the best one are as good: the kernel's noise is float32."""
-
-
-class Planted:
-    """The same kernel with a fault in it."""
-
-    def __init__(self, library: EmulatedLibrary, fault: int) -> None:
-        self._library = library
-        self._fault = fault
-
-    def kernel(self, build: Build, name: str) -> Kernel:
-        return self._library.kernel(build.with_defines(PLANT=self._fault), name)
 
 
 def logits_of(rows: int, vocabulary: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -32,7 +20,7 @@ def logits_of(rows: int, vocabulary: int, dtype: torch.dtype, seed: int = 0) -> 
     return (torch.randn(rows, vocabulary, generator=random) * 3).to(dtype)
 
 
-def check(library: Any, logits: torch.Tensor, rows: list[RowSampling]) -> None:
+def check(library: KernelLibrary, logits: torch.Tensor, rows: list[RowSampling]) -> None:
     """Every token is the twin's, or ties with it; its score is that of the twin."""
     found = choose_tokens(library, logits, rows)
     assert found.failed.tolist() == [0] * len(rows)
@@ -126,12 +114,11 @@ def test_a_row_that_cannot_be_sampled_fails_alone(
 
 
 @pytest.mark.parametrize("fault", [1, 2], ids=["no barrier", "all of the equals"])
-def test_planted_faults_are_caught(emulated: EmulatedLibrary, fault: int) -> None:
+def test_planted_faults_are_caught(planted: Callable[[int], KernelLibrary], fault: int) -> None:
     logits = logits_of(1, 1600, torch.float32).clamp(max=0.0).repeat(8, 1)
     rows = [RowSampling(1.0, 3, seed=seed) for seed in range(8)]
-    planted: Any = Planted(emulated, fault)
     with pytest.raises(AssertionError):
-        check(planted, logits, rows)
+        check(planted(fault), logits, rows)
 
 
 def test_what_cannot_be_chosen_is_refused(emulated: EmulatedLibrary) -> None:

@@ -93,11 +93,13 @@ class Run:
 
     async def _repair(self) -> Group:
         await self.group.close()
-        self.group = await self.ranks.reform(self._replacement)
-        return self.group  # type: ignore[no-any-return]
+        group: Group = await self.ranks.reform(self._replacement)
+        self.group = group
+        return group
 
     async def _replacement(self, rank: int) -> RankHandle:
-        return self.pool.take(2)[rank]  # type: ignore[no-any-return]
+        replacement: RankHandle = self.pool.take(2)[rank]
+        return replacement
 
 
 @pytest.mark.timeout(600)  # on a busy machine
