@@ -98,11 +98,12 @@ class ServeConfig:
         for name in ("drain_seconds", "stall_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-        if self.api_keys_file is not None and self.serve_grpc_port is not None:
-            raise ValueError(
-                "api_keys_file and serve_grpc_port do not go together: Ray Serve's own proxy "
-                "checks no keys"
-            )
+        for name in ("api_keys_file", "tls"):
+            if getattr(self, name) is not None and self.serve_grpc_port is not None:
+                raise ValueError(
+                    f"{name} and serve_grpc_port do not go together: Ray Serve's own proxy "
+                    "checks no keys and speaks no TLS"
+                )
         _ = self.scheduler  # its own checks
 
     @property

@@ -1,8 +1,11 @@
 """What a deployment is told reaches its ranks, and what cannot be started is refused."""
 
+from typing import Any
+
 import pytest
 
 from blockyard.cluster.config import ServeConfig
+from blockyard.cluster.tls import TlsFiles
 from blockyard.workers.description import ModelDescription
 
 MODEL = ModelDescription("witness", "/nowhere", "Witness", 256, 97, ())
@@ -19,3 +22,13 @@ def test_pool_sizes_reach_every_rank() -> None:
 def test_a_host_pool_is_never_negative() -> None:
     with pytest.raises(ValueError, match="num_host_blocks is -1; it must be 0"):
         ServeConfig(MODEL, num_host_blocks=-1)
+
+
+@pytest.mark.parametrize(
+    "guard", [{"api_keys_file": "/keys"}, {"tls": TlsFiles("/certificate", "/key")}]
+)
+def test_no_back_door_beside_keys_and_tls(guard: dict[str, Any]) -> None:
+    """Ray Serve's proxy would serve the same calls to everybody."""
+    assert ServeConfig(MODEL, **guard).serve_grpc_port is None
+    with pytest.raises(ValueError, match=f"{next(iter(guard))} and serve_grpc_port do not go"):
+        ServeConfig(MODEL, serve_grpc_port=9000, **guard)
