@@ -28,6 +28,14 @@ __all__ = ["SERVICERS", "Deployment", "StartFailed", "deploy", "ray_cluster"]
 _POLL_SECONDS = 0.2
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 """Tokens and plans go over our own wire; Ray's object store carries start-up calls only."""
+_CALM = {
+    # Replicas report counters that we do not use; 100 ms by default.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
+    # Serve looks after its replicas; 0.1 s by default. A start is noticed this much later.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
+}
+"""How often Serve's own loops run in a cluster of ours, unless the environment says otherwise: at
+their defaults they take more of an idle machine than all of Blockyard does."""
 SERVICERS = (
     "blockyard.cluster.grpc_handlers.add_generation_to_server",
     "blockyard.cluster.grpc_handlers.add_cluster_to_server",
@@ -55,6 +63,8 @@ def ray_cluster(address: str | None) -> Iterator[None]:
     if address is not None:
         ray.init(address=address, namespace=NAMESPACE, logging_level=logging_level)
     else:
+        for name, value in _CALM.items():
+            os.environ.setdefault(name, value)  # what Ray starts inherits it
         # Ray counts logical CPUs: a rank takes one, and engine and ingress a little each.
         ray.init(
             # Without this Ray would look for a cluster that somebody else has started here.
