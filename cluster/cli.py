@@ -8,6 +8,7 @@ import typer
 
 from blockyard.cluster.commands.bench import bench_app
 from blockyard.cluster.commands.bench_cpu import bench_end_to_end, bench_linear
+from blockyard.cluster.commands.bench_serve import bench_serve
 from blockyard.cluster.commands.calibrate import calibrate
 from blockyard.cluster.commands.demo import demo
 from blockyard.cluster.commands.doctor import doctor
@@ -46,6 +47,7 @@ app.command("doctor")(doctor)
 app.add_typer(model_app, name="model")
 bench_app.command("linear")(bench_linear)
 bench_app.command("e2e")(bench_end_to_end)
+bench_app.command("serve")(bench_serve)
 app.add_typer(bench_app, name="bench")
 
 
