@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from blockyard.cluster.books.engine_listener import EngineListener
 from blockyard.cluster.books.shadow_feed import ShadowFeed
+from blockyard.cluster.books.step_meter import StepMeter
 from blockyard.cluster.group import Group, GroupLost
 from blockyard.cluster.steps_under_way import StepsUnderWay
 from blockyard.scheduler.ledger import GroupLedger
@@ -70,6 +71,7 @@ class Engine:
             clock,
         )
         self._listeners: list[EngineListener] = [self.shadow]
+        self.step_meter = StepMeter()
         self._under_way = StepsUnderWay()
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -207,6 +209,7 @@ class Engine:
         except Exception:
             logger.exception("the group could not be formed anew")
             return False
+        self.step_meter.reformed()
         self._old_keys += self.prefix_keys()
         self._scheduler = restarted(self._scheduler, self._clock())
         self._group.on_change(self._take_acknowledged)
@@ -246,16 +249,18 @@ class Engine:
         if plan is None:
             return False
         self._under_way.start(self._group.execute(plan))
+        self.step_meter.sent(now, self._clock())
         return True
 
     def _update(self, result: StepResult) -> None:
         """Book the oldest step under way and tell what is new."""
-        updates = self._scheduler.commit(result, self._clock())
-        self._last_progress = self._clock()
+        arrived = self._last_progress = self._clock()
+        updates = self._scheduler.commit(result, arrived)
         self._repairs = 0
         self._deliver(updates)
         for listener in self._listeners:
             listener.stepped(updates)
+        self.step_meter.ended(result, arrived, self._clock())
         self._note_change()
 
     def _before_request(self) -> None:

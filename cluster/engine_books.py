@@ -58,6 +58,7 @@ class EngineBooks:
             self._engine.shadow.reports(),
             self._facts,
             audit=self._audit() if audit else None,
+            steps=self._engine.step_meter.report(),
         )
 
     def answer(self, connection: Connection[Any], question: AskLedger) -> None:

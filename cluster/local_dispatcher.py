@@ -9,7 +9,7 @@ from typing import Self
 from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.dispatch import GroupReport, GroupYard, TokenStream
 from blockyard.cluster.engine import Engine
-from blockyard.cluster.engine_stream import EngineStream
+from blockyard.cluster.engine_stream import EngineStream, first_words_first
 from blockyard.cluster.local_group import LocalGroup
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
@@ -76,7 +76,11 @@ class LocalDispatcher:
         """The books; with `audit` they are proved first."""
         if audit:
             self.engine.check()
-        books = GroupBooks(self.engine.ledger(), audit="" if audit else None)
+        books = GroupBooks(
+            self.engine.ledger(),
+            audit="" if audit else None,
+            steps=self.engine.step_meter.report(),
+        )
         return (GroupReport("local", self._model.name, self._device, "", books),)
 
     async def yards(self, group_id: str, max_cells: int) -> tuple[GroupYard, ...]:
@@ -103,7 +107,7 @@ class LocalDispatcher:
             del self._streams[stream.request_id]
 
     def _deliver(self, updates: list[RequestUpdate]) -> None:
-        for update in updates:
+        for update in first_words_first(updates, self._streams):
             stream = self._streams.get(update.request_id)
             if stream is None:
                 continue

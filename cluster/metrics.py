@@ -5,14 +5,24 @@ Nothing is registered globally and nothing is kept between scrapes. What there i
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from blockyard.cluster.books.metric_specs import METRICS, MetricSpec, RankReport
+from blockyard.cluster.books.metric_kinds import MetricSpec
+from blockyard.cluster.books.metric_specs import HISTOGRAMS, METRICS
+from blockyard.cluster.books.rank_metrics import RankReport
+from blockyard.cluster.books.step_meter import STEP_BUCKETS, PartTimes
 from blockyard.cluster.dispatch import GroupReport
 
 __all__ = ["encode_reports"]
@@ -44,6 +54,14 @@ class _Reports(Collector):
                 for values, number in metric.read(subject):
                     family.add_metric([*names, *values], number)
             yield family
+        for spec in HISTOGRAMS:
+            histogram = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
+            for report in self._reports:
+                for labels, part in spec.read(report):
+                    histogram.add_metric(
+                        [report.group_id, *labels], _cumulative(part), part.seconds
+                    )
+            yield histogram
 
 
 def _subjects(
@@ -59,6 +77,12 @@ def _subjects(
                 yield (group, policy.books.policy), policy
         else:
             yield (group,), report
+
+
+def _cumulative(part: PartTimes) -> list[tuple[str, float]]:
+    """Counts up to each bound, as Prometheus has them."""
+    bounds = [*map(floatToGoString, STEP_BUCKETS), "+Inf"]
+    return [(bound, float(n)) for bound, n in zip(bounds, accumulate(part.counts), strict=True)]
 
 
 def _ranks(report: GroupReport) -> Iterator[RankReport]:

@@ -1,4 +1,4 @@
-"""Reference tables from the code itself: options of commands, the API, values of the Helm chart.
+"""Reference tables from the code itself: commands, metrics, the API, values of the Helm chart.
 
 `python docs/reference.py NAME` prints one. Knows nothing of MkDocs.
 """
@@ -138,10 +138,48 @@ def _value_rows(
         yield _row(f"`{place}`", kind, shown, told.get("description", ""))
 
 
+def _metrics(*specs: Any) -> str:
+    rows = [_row("metric", "unit", "labels", "meaning"), _row("---", "---", "---", "---")]
+    rows += (_row(f"`{spec.name}`", spec.unit, ", ".join(spec.labels), spec.help) for spec in specs)
+    return "\n".join(rows)
+
+
+def group_metrics() -> str:
+    """Metrics of a group's books, and the histograms of its steps."""
+    from blockyard.cluster.books.metric_specs import GROUP_METRICS, HISTOGRAMS
+
+    return _metrics(*GROUP_METRICS, *HISTOGRAMS)
+
+
+def rank_metrics() -> str:
+    """Metrics of one rank."""
+    from blockyard.cluster.books.rank_metrics import RANK_METRICS
+
+    return _metrics(*RANK_METRICS)
+
+
+def request_metrics() -> str:
+    """Metrics of requests."""
+    from blockyard.cluster.books.request_meter import REQUEST_METRICS
+
+    return _metrics(*REQUEST_METRICS)
+
+
+def shadow_metrics() -> str:
+    """Metrics of contiguous servers."""
+    from blockyard.cluster.books.shadow_metrics import SHADOW_METRICS
+
+    return _metrics(*SHADOW_METRICS)
+
+
 REFERENCES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "api": api,
     "chart-values": chart_values,
+    "group-metrics": group_metrics,
+    "rank-metrics": rank_metrics,
+    "request-metrics": request_metrics,
+    "shadow-metrics": shadow_metrics,
 }
 
 

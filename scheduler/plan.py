@@ -209,6 +209,7 @@ class StepResult:
         errors: requests whose logits could not be sampled.
         compute_seconds: time the worker spent in the step, copies left out.
         copy_seconds: time the worker spent moving blocks to and from the host.
+        sample_seconds: the part of `compute_seconds` that went to choosing tokens.
         logprobs: one for each of `token_ids`, None where not wanted; empty when nobody wants any.
         prompt_logprobs: of prompts that want them, for the tokens after those computed.
     """
@@ -220,3 +221,4 @@ class StepResult:
     copy_seconds: float = 0.0
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    sample_seconds: float = 0.0

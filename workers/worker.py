@@ -170,6 +170,7 @@ class ModelWorker:
                 batch.sample_handles[row],
                 NOTHING_LEFT if row in sampled.emptied else _NO_FINITE_SCORE,
             )
+        computed = time.perf_counter()
             for row in sampled.failed
         )
         return replace(
@@ -187,6 +188,7 @@ class ModelWorker:
         return measure_peak(lambda: run(batch), self._device)
 
     def _measure_prefill(self, model: DecoderModel, geometry: KVGeometry) -> float:
+            sample_seconds=time.perf_counter() - computed,
         return measure_prefill(self._config, self._device, self._runner(model, geometry))
 
     def _runner(self, model: DecoderModel, geometry: KVGeometry) -> Callable[[FlatBatch], None]:

@@ -6,6 +6,7 @@ request and block, and ranks on a GPU are asked for their allocators. Units: blo
 
 from dataclasses import dataclass
 
+from blockyard.cluster.books.step_meter import NO_STEPS, StepTimes
 from blockyard.scheduler.contiguous.shadow_report import PolicyReport
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.rank_facts import GroupFacts, RankFacts
@@ -24,6 +25,7 @@ class GroupBooks:
         facts: bytes that do not change; None where they are not known.
         allocators: for each rank what its device's allocator holds; None where it has none, or did
             not say in time. Empty when not asked for.
+        steps: where the time of steps went; empty where nobody measures.
         audit: what is wrong with the books, empty when they add up; None when not asked for.
     """
 
@@ -32,6 +34,7 @@ class GroupBooks:
     facts: GroupFacts | None = None
     allocators: tuple[AllocatorMemory | None, ...] = ()
     audit: str | None = None
+    steps: StepTimes = NO_STEPS
 
 
 def facts_of(profiles: list[WorkerProfile]) -> GroupFacts:

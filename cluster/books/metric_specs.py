@@ -1,66 +1,28 @@
-"""Every Prometheus metric, declared once: its name, meaning and labels, and how it is read.
+"""Every Prometheus metric of the books, declared once: of groups here, of others beside it.
 
-docs/metrics.md lists the same. Nothing is kept here: values are read from a report when somebody
-asks. Units: in the names.
+docs/metrics.md is made from these. Nothing is kept here: values are read from a report when
+somebody asks. Units: as each says.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
+from blockyard.cluster.books.metric_kinds import (
+    GROUP,
+    HistogramSpec,
+    MetricSpec,
+    Samples,
+    one,
+    ratio,
+    states,
+)
+from blockyard.cluster.books.rank_metrics import BLOCK_STATES, RANK_METRICS, SLOT_STATES
+from blockyard.cluster.books.shadow_metrics import SHADOW_METRICS
+from blockyard.cluster.books.step_meter import PartTimes
 from blockyard.cluster.dispatch import GroupReport
-from blockyard.scheduler.contiguous.shadow_report import PolicyReport
-from blockyard.scheduler.ledger import BlockCounts, GroupLedger
-from blockyard.scheduler.rank_facts import RankFacts
-from blockyard.workers.config import AllocatorMemory
 
-__all__ = ["METRICS", "MetricSpec", "RankReport"]
+__all__ = ["GROUP_METRICS", "HISTOGRAMS", "METRICS"]
 
-Samples = Iterator[tuple[tuple[str, ...], float]]
-"""Values of a metric's labels behind those of its scope, and its value."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """One metric: its name, its meaning, what its labels are called, and how it is read.
-
-    `read` takes the thing of the metric's scope: a group's report, a rank, or a policy.
-    """
-
-    name: str
-    help: str
-    labels: tuple[str, ...]
-    read: Callable[[Any], Samples]
-
-    @property
-    def is_counter(self) -> bool:
-        """Whether it only grows while its group lives."""
-        return self.name.endswith("_total")
-
-
-@dataclass(frozen=True, slots=True)
-class RankReport:
-    """One rank of a group's report."""
-
-    ledger: GroupLedger
-    facts: RankFacts
-    allocator: AllocatorMemory | None
-
-
-def _states(counts: object, names: tuple[str, ...], each: float = 1) -> Samples:
-    for name in names:
-        yield (name,), getattr(counts, name) * each
-
-
-def _one(read: Callable[[Any], float]) -> Callable[[Any], Samples]:
-    def samples(subject: Any) -> Samples:
-        yield (), read(subject)
-
-    return samples
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+_KINDS = ("swapped", "recomputed")
 
 
 def _info(report: GroupReport) -> Samples:
@@ -69,8 +31,8 @@ def _info(report: GroupReport) -> Samples:
 
 def _wastes(report: GroupReport) -> Samples:
     held = report.ledger.blocks.active * report.ledger.block_size
-    yield ("reservation",), _ratio(report.ledger.slots.promised, held)
-    yield ("internal",), _ratio(report.ledger.slots.empty_tail, held)
+    yield ("reservation",), ratio(report.ledger.slots.promised, held)
+    yield ("internal",), ratio(report.ledger.slots.empty_tail, held)
     yield ("external",), 0.0
 
 
@@ -79,14 +41,26 @@ def _swapped(report: GroupReport) -> Samples:
     yield ("in",), report.ledger.preempted.blocks_in
 
 
+def _estimated_seconds(report: GroupReport) -> Samples:
+    preempted = report.ledger.preempted
+    yield ("swapped",), preempted.swap_estimated_seconds
+    yield ("recomputed",), preempted.recompute_estimated_seconds
+
+
+def _real_seconds(report: GroupReport) -> Samples:
+    preempted = report.ledger.preempted
+    yield ("swapped",), preempted.swap_seconds
+    yield ("recomputed",), preempted.recompute_seconds
+
+
 def _filled_ratio(report: GroupReport) -> float:
     ledger = report.ledger
-    return _ratio(ledger.slots.filled, ledger.blocks.active * ledger.block_size)
+    return ratio(ledger.slots.filled, ledger.blocks.active * ledger.block_size)
 
 
 def _pool_filled_ratio(report: GroupReport) -> float:
     ledger = report.ledger
-    return _ratio(ledger.slots.filled, ledger.blocks.total * ledger.block_size)
+    return ratio(ledger.slots.filled, ledger.blocks.total * ledger.block_size)
 
 
 def _sharing_ratio(report: GroupReport) -> float:
@@ -94,184 +68,137 @@ def _sharing_ratio(report: GroupReport) -> float:
     return report.ledger.logical_tokens / filled if filled else 1.0
 
 
-def _memory(rank: RankReport) -> Samples:
-    yield ("weights",), rank.facts.weight_bytes
-    yield ("activations",), rank.facts.activation_bytes
-    yield ("cuda_graphs",), rank.facts.graph_bytes
-    yield ("kv_blocks",), rank.ledger.blocks.total * rank.facts.block_bytes
+def _step_parts(report: GroupReport) -> Iterator[tuple[tuple[str, ...], PartTimes]]:
+    for part in report.books.steps.parts:
+        yield (part.part,), part
 
 
-def _allocator(rank: RankReport) -> Samples:
-    if rank.allocator is not None:
-        for state in ("reserved", "allocated", "slack", "free", "largest_free"):
-            yield (state,), getattr(rank.allocator, f"{state}_bytes")
-
-
-def _allocator_fragmentation(rank: RankReport) -> Samples:
-    if rank.allocator is not None:
-        yield (), rank.allocator.external_fragmentation
-
-
-def _contiguous_requests(policy: PolicyReport) -> Samples:
-    yield ("running",), policy.books.running
-    yield ("queued",), policy.queued
-
-
-_BLOCK_STATES = tuple(name for name in BlockCounts.__slots__ if name != "total")
-_SLOT_STATES = ("filled", "promised", "empty_tail")
-_GROUP = ("group",)
-_RANK = ("group", "rank")
-_POLICY = ("group", "policy")
-
-METRICS: tuple[MetricSpec, ...] = (
-    MetricSpec(
-        "blockyard_group_info", "A group that answers; always 1.",
-        (*_GROUP, "model", "device", "dtype"), _info,
-    ),
-    MetricSpec(
-        "blockyard_blocks", "KV blocks by state; the states add up to the pool.",
-        (*_GROUP, "state"), lambda r: _states(r.ledger.blocks, _BLOCK_STATES),
-    ),
-    MetricSpec(
-        "blockyard_host_blocks", "Blocks in host memory by state; they add up to that pool.",
-        (*_GROUP, "state"), lambda r: _states(r.ledger.host_blocks, _BLOCK_STATES),
-    ),
-    MetricSpec(
-        "blockyard_slots", "Token slots of active blocks by state.",
-        (*_GROUP, "state"), lambda r: _states(r.ledger.slots, _SLOT_STATES),
-    ),
-    MetricSpec(
-        "blockyard_requests", "Live requests by state.",
-        (*_GROUP, "state"),
-        lambda r: _states(r.ledger.requests, ("running", "waiting", "parked")),
-    ),
-    MetricSpec(
-        "blockyard_waste_ratio", "The three wastes, as a share of the slots of active blocks.",
-        (*_GROUP, "waste"), _wastes,
-    ),
-    MetricSpec(
-        "blockyard_filled_ratio", "Share of the slots of active blocks that hold tokens.",
-        _GROUP, _one(_filled_ratio),
-    ),
-    MetricSpec(
-        "blockyard_pool_filled_ratio", "Share of all slots that hold tokens of live requests.",
-        _GROUP, _one(_pool_filled_ratio),
-    ),
-    MetricSpec(
-        "blockyard_held_tokens", "Computed tokens, counted for every request that holds them.",
-        _GROUP, _one(lambda r: r.ledger.logical_tokens),
-    ),
-    MetricSpec(
-        "blockyard_sharing_ratio", "Held tokens for each filled slot; above 1 by sharing.",
-        _GROUP, _one(_sharing_ratio),
-    ),
-    MetricSpec(
-        "blockyard_steps_total", "Forward passes.",
-        _GROUP, _one(lambda r: r.ledger.step),
-    ),
-    MetricSpec(
-        "blockyard_preemptions_total", "How often a running request had to give up its place.",
-        _GROUP, _one(lambda r: r.ledger.preemptions),
-    ),
-    MetricSpec(
-        "blockyard_preempted_total", "The same by what became of the blocks taken first.",
-        (*_GROUP, "kind"),
-        lambda r: _states(r.ledger.preempted, ("swapped", "recomputed", "held")),
-    ),
-    MetricSpec(
-        "blockyard_swapped_blocks_total", "Blocks moved to host memory, and back.",
-        (*_GROUP, "direction"), _swapped,
-    ),
-    MetricSpec(
-        "blockyard_stalled_steps_total", "Plans that computed nothing while work waited.",
-        _GROUP, _one(lambda r: r.ledger.stalled_steps),
-    ),
-    MetricSpec(
-        "blockyard_prompt_tokens_total", "Tokens of requests when they were first admitted.",
-        _GROUP, _one(lambda r: r.ledger.prompt_tokens),
-    ),
-    MetricSpec(
-        "blockyard_prefix_hit_tokens_total", "Those of them found in the prefix index.",
-        _GROUP, _one(lambda r: r.ledger.prefix_hit_tokens),
-    ),
-    MetricSpec(
-        "blockyard_recomputed_tokens_total", "Tokens computed again after preemptions.",
-        _GROUP, _one(lambda r: r.ledger.recomputed_tokens),
-    ),
-    MetricSpec(
-        "blockyard_merged_blocks_total", "Blocks given up for an equal one.",
-        _GROUP, _one(lambda r: r.ledger.merged_blocks),
-    ),
-    MetricSpec(
-        "blockyard_block_bytes", "A rank's bytes of KV blocks by state.",
-        (*_RANK, "state"),
-        lambda r: _states(r.ledger.blocks, _BLOCK_STATES, r.facts.block_bytes),
-    ),
-    MetricSpec(
-        "blockyard_host_block_bytes", "A rank's bytes of blocks in host memory by state.",
-        (*_RANK, "state"),
-        lambda r: _states(r.ledger.host_blocks, _BLOCK_STATES, r.facts.block_bytes),
-    ),
-    MetricSpec(
-        "blockyard_slot_bytes", "A rank's bytes of the slots of active blocks by state.",
-        (*_RANK, "state"),
-        lambda r: _states(
-            r.ledger.slots, _SLOT_STATES, r.facts.block_bytes / r.ledger.block_size
-        ),
-    ),
-    MetricSpec(
-        "blockyard_memory_bytes", "A rank's bytes by use; activations: the largest step's peak.",
-        (*_RANK, "use"), _memory,
-    ),
-    MetricSpec(
-        "blockyard_allocator_bytes", "Of a GPU's caching allocator; absent on a CPU.",
-        (*_RANK, "state"), _allocator,
-    ),
-    MetricSpec(
-        "blockyard_allocator_fragmentation_ratio",
-        "1 - largest / total of what that allocator has free.",
-        _RANK, _allocator_fragmentation,
-    ),
-    MetricSpec(
-        "blockyard_contiguous_requests",
-        "Live requests that a contiguous server with the same memory would run, and the others.",
-        (*_POLICY, "state"), _contiguous_requests,
-    ),
-    MetricSpec(
-        "blockyard_contiguous_peak_requests", "Most that it would have run at once.",
-        _POLICY, _one(lambda p: p.peak_running),
-    ),
-    MetricSpec(
-        "blockyard_contiguous_delayed_total", "Requests that could not have started at once.",
-        _POLICY, _one(lambda p: p.delayed),
-    ),
-    MetricSpec(
-        "blockyard_contiguous_refused_total", "Requests that ended here before it had room.",
-        _POLICY, _one(lambda p: p.never_started),
-    ),
-    MetricSpec(
-        "blockyard_contiguous_evicted_total", "Requests that could not have grown.",
-        _POLICY, _one(lambda p: p.evictions),
-    ),
-    MetricSpec(
-        "blockyard_contiguous_slots", "Its token slots by state.",
-        (*_POLICY, "state"),
-        lambda p: _states(p.books, ("filled", "reservation", "internal", "free")),
-    ),
-    MetricSpec(
-        "blockyard_contiguous_largest_hole_slots", "Its largest piece of free slots.",
-        _POLICY, _one(lambda p: p.books.largest_hole),
-    ),
-    MetricSpec(
-        "blockyard_contiguous_fragmentation_ratio", "1 - largest hole / free slots.",
-        _POLICY, _one(lambda p: p.books.external_fragmentation),
-    ),
-    MetricSpec(
-        "blockyard_contiguous_filled_ratio", "Share of its given-out slots that hold tokens.",
-        _POLICY, _one(lambda p: p.books.filled_ratio),
-    ),
-    MetricSpec(
-        "blockyard_contiguous_pool_filled_ratio", "Share of all its slots that hold tokens.",
-        _POLICY, _one(lambda p: p.books.pool_filled_ratio),
+HISTOGRAMS: tuple[HistogramSpec, ...] = (
+    HistogramSpec(
+        "blockyard_step_seconds",
+        "Where the time of steps goes: `plan` making the plan, `wire` to the workers and back, "
+        "`copy` moving blocks, `forward` the model, `sample` choosing tokens (on a GPU with the "
+        "wait for the model), `commit` booking and telling; together the whole step.",
+        (*GROUP, "part"), _step_parts,
     ),
 )  # fmt: skip
+
+GROUP_METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec(
+        "blockyard_group_info", "1", "A group that answers; always 1.",
+        (*GROUP, "model", "device", "dtype"), _info,
+    ),
+    MetricSpec(
+        "blockyard_blocks", "blocks",
+        "KV blocks by state: `free`, `cached`, `active`, `fenced`; they add up to the pool.",
+        (*GROUP, "state"), lambda r: states(r.ledger.blocks, BLOCK_STATES),
+    ),
+    MetricSpec(
+        "blockyard_host_blocks", "blocks",
+        "Blocks in host memory by state: `free`, `cached`, `active`, `fenced`; they add up to "
+        "that pool.",
+        (*GROUP, "state"), lambda r: states(r.ledger.host_blocks, BLOCK_STATES),
+    ),
+    MetricSpec(
+        "blockyard_slots", "slots",
+        "Token slots of active blocks: `filled`, `promised`, `empty_tail`.",
+        (*GROUP, "state"), lambda r: states(r.ledger.slots, SLOT_STATES),
+    ),
+    MetricSpec(
+        "blockyard_requests", "requests", "Live requests: `running`, `waiting`, `parked`.",
+        (*GROUP, "state"),
+        lambda r: states(r.ledger.requests, ("running", "waiting", "parked")),
+    ),
+    MetricSpec(
+        "blockyard_waste_ratio", "share",
+        "The three wastes, as a share of the slots of active blocks: `reservation`, `internal`, "
+        "`external` (0 by construction).",
+        (*GROUP, "waste"), _wastes,
+    ),
+    MetricSpec(
+        "blockyard_filled_ratio", "share", "Share of the slots of active blocks that hold tokens.",
+        GROUP, one(_filled_ratio),
+    ),
+    MetricSpec(
+        "blockyard_pool_filled_ratio", "share",
+        "Share of all slots that hold tokens of live requests.",
+        GROUP, one(_pool_filled_ratio),
+    ),
+    MetricSpec(
+        "blockyard_held_tokens", "tokens",
+        "Computed tokens, counted for every request that holds them.",
+        GROUP, one(lambda r: r.ledger.logical_tokens),
+    ),
+    MetricSpec(
+        "blockyard_sharing_ratio", "share",
+        "Held tokens for each filled slot; above 1 by sharing.",
+        GROUP, one(_sharing_ratio),
+    ),
+    MetricSpec(
+        "blockyard_steps_total", "steps", "Forward passes.",
+        GROUP, one(lambda r: r.ledger.step),
+    ),
+    MetricSpec(
+        "blockyard_preemptions_total", "preemptions",
+        "How often a running request had to give up its place.",
+        GROUP, one(lambda r: r.ledger.preemptions),
+    ),
+    MetricSpec(
+        "blockyard_preempted_total", "preemptions",
+        "The same by what became of the blocks taken first: `swapped`, `recomputed`, `held` (only "
+        "the place was taken).",
+        (*GROUP, "kind"),
+        lambda r: states(r.ledger.preempted, (*_KINDS, "held")),
+    ),
+    MetricSpec(
+        "blockyard_preemption_estimated_seconds_total", "seconds",
+        "What preemptions were to cost when they were decided, `swapped` or `recomputed`.",
+        (*GROUP, "kind"), _estimated_seconds,
+    ),
+    MetricSpec(
+        "blockyard_preemption_seconds_total", "seconds",
+        "What they did cost: of `swapped` the copies, of `recomputed` the share of steps that "
+        "went to tokens computed again.",
+        (*GROUP, "kind"), _real_seconds,
+    ),
+    MetricSpec(
+        "blockyard_swapped_blocks_total", "blocks",
+        "Blocks moved to host memory (`out`) and back (`in`).",
+        (*GROUP, "direction"), _swapped,
+    ),
+    MetricSpec(
+        "blockyard_stalled_steps_total", "steps",
+        "Plans that computed nothing while work waited; 0 in a healthy group.",
+        GROUP, one(lambda r: r.ledger.stalled_steps),
+    ),
+    MetricSpec(
+        "blockyard_reforms_total", "reforms",
+        "How often the group lost a rank and was formed anew in its place.",
+        GROUP, one(lambda r: r.books.steps.reforms),
+    ),
+    MetricSpec(
+        "blockyard_prompt_tokens_total", "tokens",
+        "Tokens of requests when they were first admitted.",
+        GROUP, one(lambda r: r.ledger.prompt_tokens),
+    ),
+    MetricSpec(
+        "blockyard_prefix_hit_tokens_total", "tokens",
+        "Those of them found in the prefix index.",
+        GROUP, one(lambda r: r.ledger.prefix_hit_tokens),
+    ),
+    MetricSpec(
+        "blockyard_recomputed_tokens_total", "tokens", "Tokens computed again after preemptions.",
+        GROUP, one(lambda r: r.ledger.recomputed_tokens),
+    ),
+    MetricSpec(
+        "blockyard_merged_blocks_total", "blocks", "Blocks given up for an equal one.",
+        GROUP, one(lambda r: r.ledger.merged_blocks),
+    ),
+    MetricSpec(
+        "blockyard_copied_blocks_total", "blocks",
+        "Blocks copied because one of those who shared them went on writing.",
+        GROUP, one(lambda r: r.ledger.copied_blocks),
+    ),
+)  # fmt: skip
+
+METRICS: tuple[MetricSpec, ...] = (*GROUP_METRICS, *RANK_METRICS, *SHADOW_METRICS)

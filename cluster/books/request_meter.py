@@ -7,6 +7,8 @@ one first token. Knows no transport. Units: seconds, tokens.
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
@@ -15,11 +17,59 @@ from prometheus_client.registry import Collector
 from blockyard.cluster.dispatch import TokenStream
 from blockyard.scheduler.request import RequestRefused, RequestSpec, RequestUpdate
 
-__all__ = ["MeteredStream", "RequestMeter"]
+__all__ = ["REQUEST_METRICS", "MeteredStream", "RequestMeter", "RequestMetric"]
 
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
 _MODEL = ("model",)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetric:
+    """One of these metrics; with `buckets`, upper bounds in seconds, it is a histogram."""
+
+    name: str
+    unit: str
+    help: str
+    labels: tuple[str, ...] = _MODEL
+    buckets: tuple[float, ...] = ()
+
+
+REQUEST_METRICS = (
+    RequestMetric(
+        "blockyard_requests_ended_total", "requests",
+        "Requests by outcome: how the last of their answers ended (`stop`, `length`, `abort`, "
+        "`error`, `deadline`), `left` when the client left or a stop text was found, or the code "
+        "of a refusal (`invalid`, `exists`, `exhausted`, `unavailable`).",
+        ("model", "outcome"),
+    ),
+    RequestMetric(
+        "blockyard_request_tokens_total", "tokens",
+        "Tokens of prompts (`prompt`), those of them that were found in memory (`cached`), and of "
+        "answers (`answer`).",
+        ("model", "kind"),
+    ),
+    RequestMetric(
+        "blockyard_request_preemptions_total", "preemptions",
+        "How often requests that have ended had lost their place.",
+    ),
+    RequestMetric(
+        "blockyard_first_token_seconds", "seconds",
+        "From a request's arrival to its first token.", buckets=_LONG,
+    ),
+    RequestMetric(
+        "blockyard_inter_token_seconds", "seconds",
+        "Between tokens of an answer; tokens that came together share the time.", buckets=_SHORT,
+    ),
+    RequestMetric(
+        "blockyard_queue_seconds", "seconds",
+        "From arrival at an engine to the first step.", buckets=_LONG,
+    ),
+    RequestMetric(
+        "blockyard_request_seconds", "seconds",
+        "From a request's arrival to its end.", buckets=_LONG,
+    ),
+)  # fmt: skip
 
 
 class RequestMeter(Collector):
@@ -29,42 +79,20 @@ class RequestMeter(Collector):
         self.clock = clock
         self._registry = CollectorRegistry(auto_describe=False)
 
-        def counter(name: str, meaning: str, labels: tuple[str, ...]) -> Counter:
-            return Counter(name, meaning, labels, registry=self._registry)
+        made = {metric.name: self._make(metric) for metric in REQUEST_METRICS}
+        self.requests: Counter = made["blockyard_requests_ended_total"]
+        self.tokens: Counter = made["blockyard_request_tokens_total"]
+        self.preemptions: Counter = made["blockyard_request_preemptions_total"]
+        self.first_token: Histogram = made["blockyard_first_token_seconds"]
+        self.inter_token: Histogram = made["blockyard_inter_token_seconds"]
+        self.queue: Histogram = made["blockyard_queue_seconds"]
+        self.total: Histogram = made["blockyard_request_seconds"]
 
-        def histogram(name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, meaning, _MODEL, buckets=buckets, registry=self._registry)
-
-        self.requests = counter(
-            "blockyard_requests_ended_total",
-            "Requests by outcome: how the last of their answers ended, `left` when the client "
-            "left or a stop text was found, or the code of a refusal.",
-            ("model", "outcome"),
-        )
-        self.tokens = counter(
-            "blockyard_request_tokens_total",
-            "Tokens of requests: of prompts, those of them that were found in memory, of answers.",
-            ("model", "kind"),
-        )
-        self.preemptions = counter(
-            "blockyard_request_preemptions_total",
-            "How often requests that have ended had lost their place.",
-            _MODEL,
-        )
-        self.first_token = histogram(
-            "blockyard_first_token_seconds", "From a request's arrival to its first token.", _LONG
-        )
-        self.inter_token = histogram(
-            "blockyard_inter_token_seconds",
-            "Between tokens of an answer; tokens that came together share the time.",
-            _SHORT,
-        )
-        self.queue = histogram(
-            "blockyard_queue_seconds", "From arrival at an engine to the first step.", _LONG
-        )
-        self.total = histogram(
-            "blockyard_request_seconds", "From a request's arrival to its end.", _LONG
-        )
+    def _make(self, metric: RequestMetric) -> Any:
+        told = (metric.name, metric.help, metric.labels)
+        if metric.buckets:
+            return Histogram(*told, buckets=metric.buckets, registry=self._registry)
+        return Counter(*told, registry=self._registry)
 
     def collect(self) -> Iterable[Metric]:
         """What has been counted so far."""

@@ -84,6 +84,8 @@ class Run:
         await asyncio.gather(loop, return_exceptions=True)
         await self.group.close()
         assert engine.lost is None
+        assert engine.step_meter.report().reforms == (0 if kill is None else 1)
+        assert all(part.seconds > 0 for part in engine.step_meter.report().parts[3:])
         return list(self.tokens.values())
 
     def _deliver(self, updates: list[RequestUpdate]) -> None:
