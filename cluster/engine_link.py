@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.group_books import GroupBooks
-from blockyard.cluster.engine_stream import EngineStream
+from blockyard.cluster.engine_stream import EngineStream, first_words_first
 from blockyard.cluster.messages import (
     Abort,
     ArrivalsAnswer,
@@ -198,7 +198,7 @@ class EngineLink:
     def _take(self, message: EngineToIngress) -> None:
         match message:
             case Updates(updates):
-                for update in updates:
+                for update in first_words_first(updates, self._streams):
                     self._take_update(update)
             case Submitted(ticket, max_tokens):
                 stream = self._submissions.get(ticket)

@@ -5,12 +5,12 @@ update for each choice. Knows no wire.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from blockyard.cluster.outbox import merge_updates
 from blockyard.scheduler.request import RequestRefused, RequestUpdate
 
-__all__ = ["EngineStream"]
+__all__ = ["EngineStream", "first_words_first"]
 
 
 class EngineStream:
@@ -30,6 +30,8 @@ class EngineStream:
         self._live = set(choices)
         self._refusal: RequestRefused | None = None
         self._news = asyncio.Event()
+        self.has_begun = False
+        """Whether the engine has sent anything for it."""
         self.accepted: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         """Done when the engine has taken the request: most tokens, where the client named none."""
 
@@ -47,6 +49,7 @@ class EngineStream:
             self._live.discard(choice)
         earlier = self._updates.get(choice)
         self._updates[choice] = update if earlier is None else merge_updates(earlier, update)
+        self.has_begun = True
         self._news.set()
 
     def refuse(self, refusal: RequestRefused) -> None:
@@ -86,3 +89,19 @@ class EngineStream:
                 self._live.discard(choice)
                 self._tell_abort(self, choice)
         self._news.set()
+
+
+def first_words_first(
+    updates: Sequence[RequestUpdate], streams: Mapping[str, EngineStream]
+) -> list[RequestUpdate]:
+    """A step's updates in the order to put them: those of streams that have said nothing yet first.
+
+    Readers write in the order in which they are told, so a first token would wait until a token of
+    every other stream is written: some milliseconds where there are dozens.
+    """
+    first: list[RequestUpdate] = []
+    later: list[RequestUpdate] = []
+    for update in updates:
+        stream = streams.get(update.request_id)
+        (later if stream is None or stream.has_begun else first).append(update)
+    return first + later

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
+import uvloop
 
 from blockyard.cluster.client import GenerationClient, Settings, build_request
 from blockyard.protos import generation_pb2 as pb
@@ -178,7 +179,9 @@ def _engine_seconds(timings: pb.Timings) -> float:
 
 def _serve(parent: Connection, step_seconds: float) -> None:
     """The ingress's process: serve until the other end of `parent` is gone."""
-    asyncio.run(_serve_until(parent, step_seconds))
+    import uvloop
+
+    uvloop.run(_serve_until(parent, step_seconds))
 
 
 async def _serve_until(parent: Connection, step_seconds: float) -> None:
