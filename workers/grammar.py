@@ -8,13 +8,16 @@ a request that comes back after a preemption is where it was. Units: token ids.
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from llguidance import LLMatcher, LLTokenizer
 
 from blockyard.workers.description import describe_model
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 __all__ = ["GrammarCompiler", "GrammarState", "grammars_of"]
 
@@ -24,7 +27,7 @@ _BITS = 32
 class GrammarState:
     """One answer inside its grammar. Make it with `GrammarCompiler.begin`."""
 
-    def __init__(self, matcher: LLMatcher, words: int, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, matcher: "LLMatcher", words: int, pool: ThreadPoolExecutor) -> None:
         self._matcher = matcher
         self._pool = pool
         self._mask: npt.NDArray[np.int32] = np.zeros(words, dtype=np.int32)
@@ -91,6 +94,8 @@ class GrammarCompiler:
 
         A grammar that cannot be used lets no token through, which ends its request alone.
         """
+        from llguidance import LLMatcher
+
         matcher = LLMatcher(self._tokenizer.result(), grammar, log_level=0)
         state = GrammarState(matcher, self._words, self._pool)
         state.record(produced)
@@ -105,7 +110,10 @@ def grammars_of(directory: Path, vocabulary: int) -> GrammarCompiler | None:
     return GrammarCompiler(directory, vocabulary, eos_token_ids)
 
 
-def _read_tokenizer(file: Path, vocabulary: int, eos_token_ids: list[int]) -> LLTokenizer:
+def _read_tokenizer(file: Path, vocabulary: int, eos_token_ids: list[int]) -> "LLTokenizer":
+    # Imported where it is used: a worker without grammars does without it.
+    from llguidance import LLTokenizer
+
     return LLTokenizer(
         file.read_text(encoding="utf-8"), n_vocab=vocabulary, eos_token=eos_token_ids
     )

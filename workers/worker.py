@@ -75,37 +75,46 @@ class ModelWorker:
         from blockyard.workers.loader import load_model
 
         config = self._config
-        cores = len(os.sched_getaffinity(0))
-        threads = config.threads or max(1, cores // config.world_size)
-        torch.set_num_threads(threads)
-        self._model = load_model(
-            Path(config.model_dir),
-            self._device,
-            config.dtype,
-            config.max_context_tokens,
-            self._progress,
-            self._communicator,
+        torch.set_num_threads(self._threads)
+        return self.adopt(
+            load_model(
+                Path(config.model_dir),
+                self._device,
+                config.dtype,
+                config.max_context_tokens,
+                self._progress,
+                self._communicator,
+            )
         )
-        geometry = self._geometry(self._model)
-        self._backend = self._choose_backend(self._model, geometry, threads)
-        self._refuse_unserved(self._model, geometry)
+
+    def adopt(self, model: DecoderModel) -> WorkerProfile:
+        """Take a model that is on the device already, and measure what is left for blocks.
+
+        Raises:
+            UnsupportedModel, NoRoom: see `load`.
+        """
+        config = self._config
+        self._model = model
+        geometry = self._geometry(model)
+        self._backend = self._choose_backend(model, geometry)
+        self._refuse_unserved(model, geometry)
         self._progress.stage("measuring steps", None)
         activation_bytes = 0
         if config.num_blocks is not None:
             blocks = config.num_blocks
         else:
-            activation_bytes = self._measure_peak(self._model, geometry)
+            activation_bytes = self._measure_peak(model, geometry)
             blocks = count_blocks(config, geometry.block_bytes, activation_bytes, self._device)
         host_blocks = count_host_blocks(config, geometry.block_bytes, blocks, self._device)
         return WorkerProfile(
             max_blocks=blocks,
             block_bytes=geometry.block_bytes,
-            weight_bytes=self._model.weight_bytes,
+            weight_bytes=model.weight_bytes,
             activation_bytes=activation_bytes,
             device=str(self._device),
-            dtype=str(self._model.dtype).removeprefix("torch."),
+            dtype=str(model.dtype).removeprefix("torch."),
             max_host_blocks=host_blocks,
-            prefill_tokens_per_second=self._measure_prefill(self._model, geometry),
+            prefill_tokens_per_second=self._measure_prefill(model, geometry),
             link_bytes_per_second=(
                 measure_link(geometry, min(blocks, host_blocks), self._device)
                 if host_blocks
@@ -161,6 +170,7 @@ class ModelWorker:
         logits = model.forward(batch.input_ids, batch.positions, batch.sample_tokens, attention)
         if self._communicator.rank:
             return result  # rank 0 alone has all logits
+        computed = time.perf_counter()
         prompt_logprobs = score_prompts(logits, batch.prompt_rows)
         if batch.sample_logits is not None:
             logits = logits[batch.sample_logits]
@@ -170,7 +180,6 @@ class ModelWorker:
                 batch.sample_handles[row],
                 NOTHING_LEFT if row in sampled.emptied else _NO_FINITE_SCORE,
             )
-        computed = time.perf_counter()
             for row in sampled.failed
         )
         return replace(
@@ -179,6 +188,7 @@ class ModelWorker:
             errors=errors,
             logprobs=sampled.logprobs,
             prompt_logprobs=prompt_logprobs,
+            sample_seconds=time.perf_counter() - computed,
         )
 
     def _measure_peak(self, model: DecoderModel, geometry: KVGeometry) -> int:
@@ -188,7 +198,6 @@ class ModelWorker:
         return measure_peak(lambda: run(batch), self._device)
 
     def _measure_prefill(self, model: DecoderModel, geometry: KVGeometry) -> float:
-            sample_seconds=time.perf_counter() - computed,
         return measure_prefill(self._config, self._device, self._runner(model, geometry))
 
     def _runner(self, model: DecoderModel, geometry: KVGeometry) -> Callable[[FlatBatch], None]:
@@ -212,9 +221,7 @@ class ModelWorker:
             dtype=model.dtype,
         )
 
-    def _choose_backend(
-        self, model: DecoderModel, geometry: KVGeometry, threads: int
-    ) -> AttentionBackend:
+    def _choose_backend(self, model: DecoderModel, geometry: KVGeometry) -> AttentionBackend:
         """The backend asked for, or the fastest; on a CPU, layers may become native with it."""
         config = self._config
         if model.device.type != "cpu" and config.weights != "auto":
@@ -228,7 +235,7 @@ class ModelWorker:
         from blockyard.workers.cpu.packed import WeightStorage
 
         storage = WeightStorage.FP32 if config.weights == "auto" else WeightStorage(config.weights)
-        return put_on_cpu_path(model, threads, config.max_context_tokens, storage).backend
+        return put_on_cpu_path(model, self._threads, config.max_context_tokens, storage).backend
 
     def _refuse_unserved(self, model: DecoderModel, geometry: KVGeometry) -> None:
         """What the model's layers need must be what the backend has."""
@@ -237,6 +244,11 @@ class ModelWorker:
             reason = self._backend.refusal(shape, form)
             if reason is not None:
                 raise UnsupportedModel(f"layer {layer}: {reason}")
+
+    @property
+    def _threads(self) -> int:
+        cores = len(os.sched_getaffinity(0))
+        return self._config.threads or max(1, cores // self._config.world_size)
 
     def _loaded(self) -> DecoderModel:
         if self._model is None:
