@@ -12,6 +12,8 @@ PYTEST_ARGS ?=
 VALUES ?=
 # `make bench-peers BENCH_ARGS="--rounds 1 --peers openvino --workloads w2"` runs a part.
 BENCH_ARGS ?=
+GPU_CHECK_ARGS ?=
+CPU ?=
 SOAK_SECONDS ?= 3600
 PYTEST := $(BIN)/python -m pytest -q
 
@@ -19,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest -q
 .DELETE_ON_ERROR:
 # One pip at a time may work on .venv, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-long test-all soak mutation bench-peers check format protos check-protos docs chart constraints clean distclean
+.PHONY: help setup demo test test-long test-all gpu-check soak mutation bench-peers check format protos check-protos docs chart constraints clean distclean
 
 help: ## list the targets
 	@echo "Blockyard. Targets:"
@@ -39,6 +41,11 @@ test-long: $(STAMPS)/test setup ## run the long tests that `make test` leaves ou
 	$(PYTEST) -m slow $(PYTEST_ARGS) $(TESTS)
 
 test-all: test test-long ## run every test
+
+# A card needs nothing of Blockyard installed: torch, cupy, numpy and transformers, in .venv or in PYTHON.
+# CPU=1 rehearses: the kernels in the emulation, tiny sizes. GPU_CHECK_ARGS="decode prefill" runs parts.
+gpu-check: $(if $(CPU),$(STAMPS)/test) ## check and measure every kernel on this GPU, write benchmarks/results/
+	$(if $(wildcard $(BIN)/python)$(CPU),$(BIN)/python,$(PYTHON)) benchmarks/gpu/check.py $(if $(CPU),--cpu) $(GPU_CHECK_ARGS)
 
 # Prints how to repeat what it finds. SOAK_SECONDS=60 makes it a minute.
 soak: $(STAMPS)/test ## do anything in any order to the scheduler, at random, for an hour
