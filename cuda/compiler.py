@@ -106,17 +106,17 @@ class Compiler:
 
 
 def compile_all(
-    builds: Sequence[Build], arch: str, cache_dir: Path, processes: int
+    jobs: Sequence[tuple[Build, str]], cache_dir: Path, processes: int
 ) -> Iterator[Cubin | CompileError]:
-    """Compile builds in several processes; answers come in the order of `builds`.
+    """Compile builds, each for an architecture, in several processes; in the order of `jobs`.
 
     In processes, because NVRTC in threads of one loses its own files now and then.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        jobs = [pool.submit(_compile_one, build, arch, cache_dir) for build in builds]
-        for job in jobs:
-            yield job.result()
+        answers = [pool.submit(_compile_one, build, arch, cache_dir) for build, arch in jobs]
+        for answer in answers:
+            yield answer.result()
 
 
 def _compile_one(build: Build, arch: str, cache_dir: Path) -> Cubin | CompileError:

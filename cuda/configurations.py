@@ -13,8 +13,9 @@ from blockyard.cuda.block_copy import BLOCK_COPY_BUILD
 from blockyard.cuda.cache_write import cache_write_build
 from blockyard.cuda.decode import cascade_build, decode_build
 from blockyard.cuda.fused_layers import layers_build
+from blockyard.cuda.penalties import PENALTIES_BUILD
 from blockyard.cuda.prefill import prefill_build
-from blockyard.cuda.sampling import sampling_build
+from blockyard.cuda.sampling import logits_build, sampling_build
 from blockyard.cuda.sources import Build
 
 __all__ = ["ARCHS", "Configuration", "configurations"]
@@ -120,5 +121,10 @@ def _others() -> list[Configuration]:
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     return [
         *(Configuration(sampling_build(dtype), {"sample_rows": 64}) for dtype in dtypes),
+        *(
+            Configuration(logits_build("logprobs.cu", dtype), {"score_tokens": 64})
+            for dtype in dtypes
+        ),
+        Configuration(PENALTIES_BUILD, {"penalise_rows": 64}),
         Configuration(BLOCK_COPY_BUILD, {"copy_blocks": 64}),
     ]

@@ -1,4 +1,4 @@
-"""The sampling kernel's twin: the same choice by a plain sort, in float64.
+"""Twins of the sampling kernels: the same by a plain sort, in float64.
 
 Source of Gumbel-max: Gumbel 1954; of Philox4x32-10: Salmon et al. 2011.
 """
@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from blockyard.cuda.logprobs import ScoredTokens
+from blockyard.cuda.penalties import RowPenalties
 from blockyard.cuda.sampling import ChosenTokens, RowSampling
 
-__all__ = ["choose_tokens", "gumbel_scores", "kept_tokens"]
+__all__ = ["choose_tokens", "gumbel_scores", "kept_tokens", "penalise", "score_tokens"]
 
 _MASK = np.uint64(0xFFFFFFFF)
 
@@ -22,12 +24,14 @@ def choose_tokens(
     """See `blockyard.cuda.sampling.choose_tokens`."""
     tokens, scores, failed = [], [], []
     for values, row in zip(logits.double(), rows, strict=True):
-        bad = bool((~(values < float("inf"))).any()) or not bool(values.isfinite().any())
+        bad = 1 if bool((~(values < float("inf"))).any()) else 0
+        if not bad and not bool(values.isfinite().any()):
+            bad = 2
         perturbed = gumbel_scores(values, row, offset)
         best = int(perturbed.argmax())
         tokens.append(0 if bad else offset + best)
         scores.append(float(perturbed[best]))
-        failed.append(int(bad))
+        failed.append(bad)
     integers = torch.tensor([tokens, failed], dtype=torch.int32)
     return ChosenTokens(integers[0], torch.tensor(scores), integers[1])
 
@@ -56,6 +60,34 @@ def kept_tokens(scores: torch.Tensor, row: RowSampling) -> torch.Tensor:
         held = weights.where(kept, torch.zeros(())).cumsum(0)
         kept &= held - weights < row.top_p * held[-1]
     return torch.zeros_like(kept).scatter(0, order, kept)
+
+
+def penalise(scores: torch.Tensor, rows: Sequence[RowPenalties]) -> None:
+    """See `blockyard.cuda.penalties.penalise`."""
+    for each in rows:
+        values = scores[each.row]
+        seen = each.in_prompt | (each.produced > 0)
+        repeated = torch.where(values > 0, values / each.repetition, values * each.repetition)
+        values = torch.where(seen, repeated, values)
+        off = each.frequency * each.produced + each.presence * (each.produced > 0)
+        scores[each.row] = values - off
+
+
+def score_tokens(
+    logits: torch.Tensor, rows: Sequence[int], token_ids: Sequence[int], tops: Sequence[int]
+) -> ScoredTokens:
+    """See `blockyard.cuda.logprobs.score_tokens`."""
+    most = max(tops, default=0)
+    logprobs = torch.zeros(len(rows), 1 + most)
+    ids = torch.zeros(len(rows), 1 + most, dtype=torch.int32)
+    for index, (row, token, top) in enumerate(zip(rows, token_ids, tops, strict=True)):
+        values = logits[row].double()
+        logs = values.log_softmax(0)
+        best = values.sort(descending=True, stable=True).indices[:top]
+        logprobs[index, 0], logprobs[index, 1 : 1 + top] = logs[token], logs[best]
+        ids[index, 0] = (values > values[token]).sum() + 1
+        ids[index, 1 : 1 + top] = best
+    return ScoredTokens(logprobs, ids)
 
 
 def _noise(row: RowSampling, offset: int, count: int) -> npt.NDArray[np.float64]:

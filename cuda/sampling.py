@@ -16,7 +16,14 @@ from blockyard.cuda.launch import KernelLibrary, address
 from blockyard.cuda.sources import Build
 from blockyard.cuda.upload import Upload
 
-__all__ = ["ChosenTokens", "RowSampling", "choose_tokens", "sampling_build"]
+__all__ = [
+    "ChosenTokens",
+    "RowSampling",
+    "best_of_parts",
+    "choose_tokens",
+    "logits_build",
+    "sampling_build",
+]
 
 _THREADS = 512
 _SHARED_BYTES = 4096
@@ -58,7 +65,7 @@ class ChosenTokens:
     Attributes:
         tokens: int32 `[rows]`, ids of the whole vocabulary.
         scores: float32 `[rows]`, the winners' scores, noise included.
-        failed: int32 `[rows]`, 1 where a logit is NaN or +inf, or none is above -inf.
+        failed: int32 `[rows]`, 1 where a logit is NaN or +inf, 2 where none is above -inf.
     """
 
     tokens: torch.Tensor
@@ -72,9 +79,39 @@ def sampling_build(dtype: torch.dtype) -> Build:
     Raises:
         ValueError: there is none.
     """
+    return logits_build("sampling.cu", dtype)
+
+
+def logits_build(source: str, dtype: torch.dtype) -> Build:
+    """The build of a kernel over rows of logits of this dtype.
+
+    Raises:
+        ValueError: there is none.
+    """
     if dtype not in _LOGITS:
-        raise ValueError(f"logits are {dtype}; the kernel takes float32, bfloat16 and float16")
-    return Build.of("sampling.cu", LOGITS=_LOGITS[dtype])
+        raise ValueError(f"logits are {dtype}; the kernels take float32, bfloat16 and float16")
+    return Build.of(source, LOGITS=_LOGITS[dtype])
+
+
+def best_of_parts(parts: Sequence[ChosenTokens]) -> ChosenTokens:
+    """The choice of a whole vocabulary from those of its parts, in order of their ids.
+
+    The best score wins, of equals the lower id, as within a part. A row is whole when no part's
+    logits are NaN or +inf, and has a token when one part has.
+    """
+    scores = torch.stack([part.scores for part in parts])
+    failed = torch.stack([part.failed for part in parts])
+    # A part without tokens never wins; argmax takes the first of equals on no device for certain.
+    scores = scores.masked_fill(failed > 0, float("-inf"))
+    order = torch.arange(len(parts), device=scores.device)[:, None].expand_as(scores)
+    best = order.masked_fill(scores < scores.amax(0), len(parts)).amin(0, keepdim=True)
+    broken = (failed == 1).any(0).int()
+    empty = 2 * (failed == 2).all(0).int()
+    return ChosenTokens(
+        torch.stack([part.tokens for part in parts]).gather(0, best)[0],
+        scores.gather(0, best)[0],
+        broken + empty * (1 - broken),
+    )
 
 
 def choose_tokens(

@@ -23,8 +23,9 @@ from blockyard.cuda.compiler import (
 from blockyard.cuda.decode import cascade_build, decode_build
 from blockyard.cuda.fused_layers import layers_build
 from blockyard.cuda.launch import device_arch
+from blockyard.cuda.penalties import PENALTIES_BUILD
 from blockyard.cuda.prefill import prefill_build
-from blockyard.cuda.sampling import sampling_build
+from blockyard.cuda.sampling import logits_build, sampling_build
 from blockyard.cuda.sources import Build
 
 __all__ = ["build", "describe"]
@@ -69,7 +70,8 @@ def build(context: Context) -> None:
         builds, arch = _builds(context.sizes), device_arch(context.device.torch_device)
     processes = max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1))
     began = time.perf_counter()
-    found = compile_all(builds, arch, default_cache_dir(), processes)
+    jobs = [(each, arch) for each in builds]
+    found = compile_all(jobs, default_cache_dir(), processes)
     for each, compiled in zip(builds, found, strict=True):
         if isinstance(compiled, CompileError):
             context.row(build=str(each), correct=False, message=str(compiled)[:600])
@@ -82,7 +84,9 @@ def build(context: Context) -> None:
 
 def _builds(sizes: Sizes) -> list[Build]:
     """Builds of the correctness parts, and with them those of the measurements."""
-    builds = [BLOCK_COPY_BUILD, sampling_build(_BF16), sampling_build(torch.float32)]
+    builds = [BLOCK_COPY_BUILD, PENALTIES_BUILD]
+    builds += [sampling_build(dtype) for dtype in (_BF16, torch.float32)]
+    builds += [logits_build("logprobs.cu", dtype) for dtype in (_BF16, torch.float32)]
     attention = {(heads.dim, heads.heads // heads.kv_heads, d, k) for heads, d, k in sizes.correct}
     attention |= {
         (heads.dim, heads.heads // heads.kv_heads, _BF16, kv_dtype)

@@ -21,6 +21,8 @@ from blockyard.cuda.decode import DecodeAttention, DecodeRows
 from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
 from blockyard.cuda.fused_layers import KernelLayers
 from blockyard.cuda.launch import KernelLibrary
+from blockyard.cuda.logprobs import score_tokens
+from blockyard.cuda.penalties import RowPenalties, penalise
 from blockyard.cuda.prefill import PrefillAttention, PrefillRows
 from blockyard.cuda.sampling import RowSampling, choose_tokens
 
@@ -83,6 +85,16 @@ def sampling(library: KernelLibrary) -> None:
     choose_tokens(library, torch.arange(1400.0).remainder(7).view(2, 700), rows)
 
 
+def logprobs(library: KernelLibrary) -> None:
+    score_tokens(library, torch.arange(1400.0).remainder(7).view(2, 700), [0, 1], [3, 699], [9, 0])
+
+
+def penalties(library: KernelLibrary) -> None:
+    seen, produced = torch.ones(2, 700, dtype=torch.bool), torch.ones(2, 700)
+    rows = [RowPenalties(row, 1.5, 0.5, 0.5, seen[row], produced[row]) for row in range(2)]
+    penalise(library, torch.ones(2, 700), rows)
+
+
 def blocks(library: KernelLibrary) -> None:
     pool = torch.zeros(3, 24, dtype=torch.int16)
     copy_blocks(library, pool, pool, [(0, 2)])
@@ -94,6 +106,8 @@ SCENARIOS: dict[str, Callable[[KernelLibrary], None]] = {
     "cascade": cascade,
     "decode": decode,
     "layers": layers,
+    "logprobs": logprobs,
+    "penalties": penalties,
     "prefill": prefill,
     "sampling": sampling,
 }
