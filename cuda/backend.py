@@ -2,10 +2,12 @@
 
 A backend is asked once a step (`begin`) and answers with the step's attention, which every layer
 then uses. Some backends also fuse what stands around attention in a layer (`FusedStep`,
-`FusedLayers`); who lacks that is served by plain torch. Does not know models, requests or
-sampling. Units: tokens and block ids; a slot is `block_id * block_size + offset`.
+`FusedLayers`), choose tokens (`TokenKernels`) and move blocks (`BlockMoves`); who lacks that is
+served by plain torch. Does not know models or requests. Units: tokens and block ids; a slot is
+`block_id * block_size + offset`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -13,15 +15,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from blockyard.cuda.logprobs import ScoredTokens
+from blockyard.cuda.penalties import RowPenalties
+from blockyard.cuda.sampling import ChosenTokens, RowSampling
+
 __all__ = [
     "AttentionBackend",
     "AttentionBatch",
     "AttentionForm",
     "AttentionStep",
+    "BlockMoves",
     "FusedLayers",
     "FusedStep",
     "HeadShape",
     "LayerKV",
+    "TokenKernels",
 ]
 
 
@@ -176,8 +184,63 @@ class FusedLayers(Protocol):
         ...
 
 
+class TokenKernels(Protocol):
+    """Choosing tokens and scoring them on the device, without a sort.
+
+    The noise of a choice is that of `workers/gumbel.py`; truncation is min-p, top-k, top-p in this
+    order, over what the ones before have left.
+    """
+
+    def choose(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> ChosenTokens:
+        """Choose a token for each row of `[rows, vocabulary]`."""
+        ...
+
+    def penalise(self, scores: torch.Tensor, rows: Sequence[RowPenalties]) -> None:
+        """Change some rows of scores, float32 `[all rows, vocabulary]`, in place."""
+        ...
+
+    def score(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        token_ids: Sequence[int],
+        tops: Sequence[int],
+    ) -> ScoredTokens:
+        """Log probabilities of tokens and of the likeliest in their rows; see `score_tokens`."""
+        ...
+
+
+class BlockMoves(Protocol):
+    """Moves whole blocks of one pool; pairs are block ids, where from and where to.
+
+    Queued on the device in order of calls; no block may be written twice in one call, nor be both
+    read and written.
+    """
+
+    def swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
+        """From the device to the host."""
+        ...
+
+    def swap_in(self, moves: Sequence[tuple[int, int]]) -> None:
+        """From the host to the device."""
+        ...
+
+    def copy(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Within the device."""
+        ...
+
+
 class AttentionBackend(Protocol):
     """One way of computing attention on one kind of device."""
+
+    @property
+    def sampler(self) -> TokenKernels | None:
+        """Kernels that choose tokens, or None where plain torch does it."""
+        ...
+
+    def mover(self, blocks: torch.Tensor, host_blocks: torch.Tensor) -> BlockMoves | None:
+        """What moves blocks of two tensors, `[blocks, ...]`, or None where plain copies do."""
+        ...
 
     @property
     def fused(self) -> FusedLayers | None:

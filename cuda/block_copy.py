@@ -101,7 +101,7 @@ def copy_blocks(
 
 
 class BlockMover:
-    """Swaps blocks of one pool out to host memory and back.
+    """Swaps blocks of one pool out to host memory and back, and copies them; see `BlockMoves`.
 
     Args:
         library: where the kernel comes from.
@@ -139,6 +139,10 @@ class BlockMover:
                 gather = [(block, offset) for offset, block in enumerate(run.device)]
                 copy_blocks(self._library, self._pool, self._staging, gather)
                 target.copy_(self._staging[: len(target)], non_blocking=True)
+
+    def copy(self, moves: Moves) -> None:
+        """Queue copies between device blocks."""
+        copy_blocks(self._library, self._pool, self._pool, moves)
 
     def swap_in(self, moves: Moves) -> None:
         """Queue copies from host blocks to device blocks."""

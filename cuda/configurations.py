@@ -85,7 +85,18 @@ def _prefill() -> list[Configuration]:
         prefill_build(bf16, kv_dtype, *shape, 16, soft_cap=True)
         for kv_dtype, shape in product((bf16, fp8), _CAPPED)
     ]
-    return [Configuration(build, {"prefill_attention": 255, "merge_tiles": 64}) for build in builds]
+    allowed = {"prefill_attention": 255, "merge_tiles": 64}
+    by_warpgroups = [
+        prefill_build(dtype, dtype, *shape, 16, soft_cap=cap, warpgroups=True)
+        for dtype, shape, cap in (
+            *((bf16, shape, False) for shape in ((64, 3), (64, 8), (128, 4), (128, 5), (128, 8))),
+            *((fp16, (128, 4), False), (bf16, (128, 2), True)),
+        )
+    ]
+    return [
+        *(Configuration(build, allowed) for build in builds),
+        *(Configuration(build, allowed, ("90a",)) for build in by_warpgroups),
+    ]
 
 
 def _cascade() -> list[Configuration]:

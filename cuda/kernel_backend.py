@@ -4,15 +4,29 @@ Sorts a step's requests into those that compute one token and those that compute
 each kind to its kernel. The torch twin is `ReferenceBackend`.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from blockyard.cuda import cache_write
-from blockyard.cuda.backend import AttentionBatch, AttentionForm, FusedLayers, HeadShape, LayerKV
+from blockyard.cuda.backend import (
+    AttentionBatch,
+    AttentionForm,
+    BlockMoves,
+    FusedLayers,
+    HeadShape,
+    LayerKV,
+    TokenKernels,
+)
+from blockyard.cuda.block_copy import BlockMover
 from blockyard.cuda.decode import MOST_SHARING, DecodeAttention, DecodeRows
 from blockyard.cuda.fused_layers import KernelLayers
 from blockyard.cuda.launch import KernelLibrary
+from blockyard.cuda.logprobs import ScoredTokens, score_tokens
+from blockyard.cuda.penalties import RowPenalties, penalise
 from blockyard.cuda.prefill import PrefillAttention, PrefillRows
+from blockyard.cuda.sampling import ChosenTokens, RowSampling, choose_tokens
 
 __all__ = ["KernelBackend", "KernelStep"]
 
@@ -34,11 +48,24 @@ class KernelBackend:
         self._device = device
         self._slots = slots
         self._layers = KernelLayers(library)
+        self._tokens = _Tokens(library)
 
     @property
     def fused(self) -> FusedLayers | None:
         """Fused layers by kernel."""
         return self._layers
+
+    @property
+    def sampler(self) -> TokenKernels | None:
+        """Choosing and scoring tokens by kernel."""
+        return self._tokens
+
+    def mover(self, blocks: torch.Tensor, host_blocks: torch.Tensor) -> BlockMoves | None:
+        """By kernel and DMA; None for blocks that cannot be read 16 bytes at a time."""
+        contiguous = blocks.is_contiguous() and host_blocks.is_contiguous()
+        if not contiguous or blocks[0].nbytes % 16 or blocks.data_ptr() % 16:
+            return None
+        return BlockMover(self._library, blocks, host_blocks)
 
     def refusal(self, shape: HeadShape, form: AttentionForm) -> str | None:
         """Why there is no kernel for layers of this shape and form."""
@@ -58,6 +85,28 @@ class KernelBackend:
     def begin(self, batch: AttentionBatch) -> "KernelStep":
         """Sort the step's requests by kernel."""
         return KernelStep(self._library, batch, self._device, self._slots)
+
+
+class _Tokens:
+    """See `TokenKernels`."""
+
+    def __init__(self, library: KernelLibrary) -> None:
+        self._library = library
+
+    def choose(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> ChosenTokens:
+        return choose_tokens(self._library, logits, rows)
+
+    def penalise(self, scores: torch.Tensor, rows: Sequence[RowPenalties]) -> None:
+        penalise(self._library, scores, rows)
+
+    def score(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        token_ids: Sequence[int],
+        tops: Sequence[int],
+    ) -> ScoredTokens:
+        return score_tokens(self._library, logits, rows, token_ids, tops)
 
 
 class KernelStep:

@@ -24,7 +24,14 @@ from blockyard.cuda.sources import Build
 from blockyard.cuda.tile_plan import TilePlan, plan_tiles
 from blockyard.cuda.upload import Upload
 
-__all__ = ["PrefillAttention", "PrefillRows", "prefill_build", "tile_rows", "tile_shared_bytes"]
+__all__ = [
+    "PrefillAttention",
+    "PrefillRows",
+    "prefill_build",
+    "serves_warpgroups",
+    "tile_rows",
+    "tile_shared_bytes",
+]
 
 _THREADS = 128
 _ALL = 1 << 30
@@ -57,16 +64,29 @@ def prefill_build(
     sharing: int,
     block_size: int,
     soft_cap: bool,
+    warpgroups: bool = False,
 ) -> Build:
-    """The build of the prefill kernel for one shape; `sharing` query heads read one KV head."""
+    """The build of the prefill kernel for one shape; `sharing` query heads read one KV head.
+
+    With `warpgroups` by Hopper's own instructions, for shapes of `serves_warpgroups`.
+    """
     fits_twice = 2 * tile_shared_bytes(head_dim, kv_dtype) <= MULTIPROCESSOR_BYTES
-    return Build.of(
+    build = Build.of(
         "prefill.cu",
         **attention_defines(dtype, kv_dtype, head_dim, block_size),
         GROUP=sharing,
         SOFT_CAP=soft_cap,
         MIN_BLOCKS=2 if fits_twice else 1,
     )
+    if not warpgroups:
+        return build
+    # Twice the threads: registers for two thread blocks are there for narrow heads alone.
+    return build.with_defines(WGMMA=1, MIN_BLOCKS=2 if head_dim <= 64 else 1)
+
+
+def serves_warpgroups(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the kernel has a build by warpgroup instructions for this shape."""
+    return kv_dtype is dtype and head_dim in (64, 128)
 
 
 def tile_rows(head_dim: int) -> int:
@@ -88,12 +108,19 @@ class PrefillAttention:
         rows: whose tokens.
         slots: thread blocks that run at once.
         device: of all tensors.
+        warpgroups: whether to use Hopper's own instructions where a build has them.
     """
 
     def __init__(
-        self, library: KernelLibrary, rows: PrefillRows, slots: int, device: torch.device
+        self,
+        library: KernelLibrary,
+        rows: PrefillRows,
+        slots: int,
+        device: torch.device,
+        warpgroups: bool = False,
     ) -> None:
         self._library = library
+        self._warpgroups = warpgroups
         self._rows = rows
         self._slots = slots
         self._device = device
@@ -126,6 +153,9 @@ class PrefillAttention:
         heads, head_dim = queries.shape[1:]
         kv_heads = kv.blocks.shape[2]
         sharing = heads // kv_heads
+        warpgroups = self._warpgroups and serves_warpgroups(
+            queries.dtype, kv.blocks.dtype, head_dim
+        )
         build = prefill_build(
             queries.dtype,
             kv.blocks.dtype,
@@ -133,6 +163,7 @@ class PrefillAttention:
             sharing,
             rows.block_size,
             form.soft_cap is not None,
+            warpgroups,
         )
         plan = self._plan(kv_heads, sharing, head_dim, form.window)
 
@@ -149,7 +180,7 @@ class PrefillAttention:
         prefill = launch(
             "prefill_attention",
             plan.num_items,
-            _THREADS,
+            2 * _THREADS if warpgroups else _THREADS,
             shared_bytes,
             *("work", "ranges", "first_tokens", "counts", "starts"),
         )

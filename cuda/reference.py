@@ -30,6 +30,10 @@ class ReferenceBackend:
     """Attention in torch operations, on any device."""
 
     fused = None
+    sampler = None
+
+    def mover(self, blocks: torch.Tensor, host_blocks: torch.Tensor) -> None:
+        """Plain copies do."""
 
     def refusal(self, shape: HeadShape, form: AttentionForm) -> str | None:
         """Every shape and form is served."""

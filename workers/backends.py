@@ -11,7 +11,7 @@ import torch
 from blockyard.cuda.backend import AttentionBackend, AttentionForm, HeadShape
 from blockyard.cuda.reference import ReferenceBackend
 
-__all__ = ["backend_named", "backend_of_gpu", "kernels_missing"]
+__all__ = ["backend_named", "backend_of_gpu", "kernels_missing", "resolve_device"]
 
 _EMULATED_SLOTS = 8
 """Thread blocks that a GPU of the emulation runs at once: few, so that work is cut as on a GPU."""
@@ -43,6 +43,21 @@ def backend_of_gpu(
     kernels = _kernels(device)
     served = all(kernels.refusal(shape, form) is None for form in forms)
     return kernels if served else ReferenceBackend()
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `WorkerConfig.device` names.
+
+    Raises:
+        ValueError: it does not exist on this machine.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name!r}; known are auto, cpu and cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch sees no CUDA device here; use cpu or auto")
+    return torch.device(name)
 
 
 def kernels_missing() -> str | None:

@@ -13,9 +13,14 @@ from functools import partial
 
 import torch
 
+from blockyard.cuda.backend import BlockMoves
 from blockyard.scheduler.plan import BlockCopy
 
 __all__ = ["KVCache", "KVGeometry"]
+
+
+def _no_mover(blocks: torch.Tensor, host_blocks: torch.Tensor) -> None:
+    """Leaves moves to torch's copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,13 @@ class KVCache:
         geometry: shape of a block.
         blocks: `[num_blocks, layers, 2 (K, V), kv heads, block_size, head_dim]`.
         host_blocks: the same for the host's blocks.
+
+    Args:
+        geometry: shape of a block.
+        num_blocks, num_host_blocks: how many on either side.
+        device: the one side.
+        mover: makes what moves blocks of both tensors, or None for torch's copies; see
+            `AttentionBackend.mover`.
     """
 
     def __init__(
@@ -57,6 +69,7 @@ class KVCache:
         num_blocks: int,
         device: torch.device,
         num_host_blocks: int = 0,
+        mover: Callable[[torch.Tensor, torch.Tensor], BlockMoves | None] = _no_mover,
     ) -> None:
         if num_blocks < 1:
             raise ValueError(f"the pool has {num_blocks} blocks; it needs at least 1")
@@ -69,6 +82,8 @@ class KVCache:
             unlock = _lock_pages(self.host_blocks)
             weakref.finalize(self, unlock)
         self._layers = self.blocks.unbind(1)
+
+        self._mover = mover(self.blocks, self.host_blocks)
 
     @property
     def num_blocks(self) -> int:
@@ -105,17 +120,35 @@ class KVCache:
         chained = {move.source for move in copies} & {move.destination for move in copies}
         if chained:
             raise ValueError(f"block {min(chained)} is copied while another is copied over it")
-        seconds = self._swap(self.blocks, self.host_blocks, swap_outs)
-        _copy_runs(self.blocks, self.blocks, copies)
-        return seconds + self._swap(self.host_blocks, self.blocks, swap_ins)
+        seconds = self._timed(self._swap_out, swap_outs)
+        self._copy(copies)
+        return seconds + self._timed(self._swap_in, swap_ins)
 
-    def _swap(
-        self, source: torch.Tensor, destination: torch.Tensor, moves: Sequence[BlockCopy]
+    def _swap_out(self, moves: Sequence[BlockCopy]) -> None:
+        if self._mover is None:
+            _copy_runs(self.blocks, self.host_blocks, moves)
+        else:
+            self._mover.swap_out(_pairs(moves))
+
+    def _copy(self, moves: Sequence[BlockCopy]) -> None:
+        if self._mover is None:
+            _copy_runs(self.blocks, self.blocks, moves)
+        else:
+            self._mover.copy(_pairs(moves))
+
+    def _swap_in(self, moves: Sequence[BlockCopy]) -> None:
+        if self._mover is None:
+            _copy_runs(self.host_blocks, self.blocks, moves)
+        else:
+            self._mover.swap_in(_pairs(moves))
+
+    def _timed(
+        self, swap: Callable[[Sequence[BlockCopy]], None], moves: Sequence[BlockCopy]
     ) -> float:
         if not moves:
             return 0.0
         began = time.perf_counter()
-        _copy_runs(source, destination, moves)
+        swap(moves)
         if self.blocks.is_cuda:
             # Who is told that the step has ended may reuse both sides of the move.
             torch.cuda.synchronize(self.blocks.device)
@@ -162,6 +195,10 @@ def _check(done: str, moves: Iterable[BlockCopy], num_sources: int, num_destinat
         if move.destination in filled:
             raise ValueError(f"two blocks are {done} to block {move.destination}")
         filled.add(move.destination)
+
+
+def _pairs(moves: Iterable[BlockCopy]) -> list[tuple[int, int]]:
+    return [(move.source, move.destination) for move in moves]
 
 
 def _copy_runs(source: torch.Tensor, destination: torch.Tensor, moves: Sequence[BlockCopy]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from blockyard.cuda.penalties import RowPenalties
 from blockyard.scheduler.sampling import MAX_BAD_WORD_TOKENS, SamplingParams
 from blockyard.workers.grammar import GrammarCompiler, GrammarState
 
@@ -89,6 +90,18 @@ class LogitRules:
         twin._num_known, twin._tail = self._num_known, self._tail
         twin.in_prompt, twin.produced = self.in_prompt, self.produced.clone()
         return twin
+
+    def penalties(self, row: int) -> RowPenalties:
+        """What a kernel is told of the penalties of this row of scores."""
+        sampling = self.sampling
+        return RowPenalties(
+            row,
+            sampling.repetition_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            self.in_prompt,
+            self.produced,
+        )
 
     def apply(self, scores: torch.Tensor) -> None:
         """Change the scores of one row, `[vocabulary]`, in place."""

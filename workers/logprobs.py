@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from blockyard.cuda.backend import TokenKernels
 from blockyard.scheduler.sampling import TokenLogprobs
 
 __all__ = ["token_logprobs"]
@@ -16,7 +17,11 @@ _ELEMENTS_AT_ONCE = 1 << 20
 
 
 def token_logprobs(
-    logits: torch.Tensor, rows: Sequence[int], token_ids: Sequence[int], tops: Sequence[int]
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    token_ids: Sequence[int],
+    tops: Sequence[int],
+    kernels: TokenKernels | None = None,
 ) -> list[TokenLogprobs]:
     """What the model thought of some tokens.
 
@@ -25,8 +30,11 @@ def token_logprobs(
         rows: the row of each token; a row may be named more than once.
         token_ids: the tokens.
         tops: how many likeliest tokens to tell beside each.
+        kernels: the backend's, if it has any.
     """
     vocabulary = logits.shape[1]
+    if kernels is not None:
+        return _by_kernel(kernels, logits, rows, token_ids, [min(n, vocabulary) for n in tops])
     at_once = max(1, _ELEMENTS_AT_ONCE // vocabulary)
     found: list[TokenLogprobs] = []
     for begin in range(0, len(rows), at_once):
@@ -34,6 +42,22 @@ def token_logprobs(
         index = torch.tensor(rows[part], device=logits.device)
         found += _slice(logits[index], list(token_ids[part]), list(tops[part]))
     return found
+
+
+def _by_kernel(
+    kernels: TokenKernels,
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    token_ids: Sequence[int],
+    tops: Sequence[int],
+) -> list[TokenLogprobs]:
+    scored = kernels.score(logits, rows, token_ids, tops)
+    return [
+        TokenLogprobs(logprob, rank, tuple(best[:top]), tuple(logprobs[:top]))
+        for (logprob, *logprobs), (rank, *best), top in zip(
+            scored.logprobs.tolist(), scored.ids.tolist(), tops, strict=True
+        )
+    ]
 
 
 def _slice(logits: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[TokenLogprobs]:

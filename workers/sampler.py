@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from blockyard.cuda.backend import TokenKernels
+from blockyard.cuda.sampling import RowSampling
 from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
 from blockyard.workers.gumbel import NoiseKey, gumbel_noise, gumbel_noise_at
 from blockyard.workers.logit_rules import LogitRules, penalise
@@ -65,36 +67,67 @@ def rows_drawn_at_once(vocabulary: int) -> int:
     return max(1, _DRAWN_ELEMENTS // vocabulary)
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledTokens:
+def sample(
+    logits: torch.Tensor, rows: Sequence[SampleRow], kernels: TokenKernels | None = None
+) -> SampledTokens:
     """Choose a token for each row.
 
     Args:
         logits: `[rows, vocabulary]`, any floating type, not changed.
         rows: parameters of each row.
+        kernels: the backend's, if it has any; typical-p, which they lack, is left to torch.
 
     Returns:
         The tokens. A row fails when a logit is NaN or +inf, or none is left to choose from.
     """
     if not rows:
         return SampledTokens((), ())
-    scores = _ruled(logits.float(), rows)
-    highest, choices = scores.max(dim=-1)  # NaN counts as the highest
-    good = torch.isfinite(highest)
-    drawn = [index for index, row in enumerate(rows) if not row.sampling.greedy]
+    scores = _ruled(logits.float(), rows, kernels)
+    if kernels is None:
+        highest, choices = scores.max(dim=-1)  # NaN counts as the highest
+        broken = ~torch.isfinite(highest)
+        empty = highest == float("-inf")
+        drawn = [index for index, row in enumerate(rows) if not row.sampling.greedy]
+    else:
+        chosen = kernels.choose(scores, [_for_kernel(row) for row in rows])
+        choices = chosen.tokens.long()
+        broken, empty = chosen.failed > 0, chosen.failed == 2
+        drawn = [index for index, row in enumerate(rows) if _left_to_torch(row.sampling)]
     at_once = rows_drawn_at_once(scores.shape[1])
     for begin in range(0, len(drawn), at_once):
         part = drawn[begin : begin + at_once]
         index = torch.tensor(part, device=logits.device)
         choices = choices.index_copy(0, index, _draw(scores[index], [rows[i] for i in part]))
-    empty = highest == float("-inf")
-    answer = torch.stack((choices, good.long(), empty.long())).tolist()  # one transfer
+    answer = torch.stack((choices, broken.long(), empty.long())).tolist()  # one transfer
     token_ids = tuple(answer[0])
-    failed = tuple(row for row, fine in enumerate(answer[1]) if not fine)
+    failed = tuple(row for row, means_nothing in enumerate(answer[1]) if means_nothing)
     emptied = tuple(row for row, nothing in enumerate(answer[2]) if nothing)
-    return SampledTokens(token_ids, failed, _logprobs(logits, rows, token_ids), emptied)
+    logprobs = _logprobs(logits, rows, token_ids, kernels)
+    return SampledTokens(token_ids, failed, logprobs, emptied)
 
 
-def _ruled(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+def _left_to_torch(sampling: SamplingParams) -> bool:
+    return sampling.typical_p < 1.0 and not sampling.greedy
+
+
+def _for_kernel(row: SampleRow) -> RowSampling:
+    sampling = row.sampling
+    if sampling.greedy or _left_to_torch(sampling):
+        return RowSampling()
+    return RowSampling(
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.seed,
+        sampling.choice,
+        row.position,
+    )
+
+
+def _ruled(
+    scores: torch.Tensor, rows: Sequence[SampleRow], kernels: TokenKernels | None
+) -> torch.Tensor:
     """Scores after rules, the mask of stop tokens, and penalties; `scores` is not changed."""
     row_ids: list[int] = []
     token_ids: list[int] = []
@@ -114,7 +147,9 @@ def _ruled(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         where = torch.tensor(row_ids, device=device), torch.tensor(token_ids, device=device)
         scores[where] = float("-inf")
     penalised = [(index, rules) for index, rules in ruled if rules.sampling.penalised]
-    if penalised:
+    if penalised and kernels is not None:
+        kernels.penalise(scores, [rules.penalties(index) for index, rules in penalised])
+    elif penalised:
         at = torch.tensor([index for index, _ in penalised], device=scores.device)
         scores[at] = penalise(scores[at], [rules for _, rules in penalised])
     return scores
@@ -149,7 +184,10 @@ def _draw(scores: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
 
 
 def _logprobs(
-    logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]
+    logits: torch.Tensor,
+    rows: Sequence[SampleRow],
+    token_ids: Sequence[int],
+    kernels: TokenKernels | None,
 ) -> tuple[TokenLogprobs | None, ...]:
     wanted = [index for index, row in enumerate(rows) if row.sampling.logprobs is not None]
     if not wanted:
@@ -159,6 +197,7 @@ def _logprobs(
         wanted,
         [token_ids[index] for index in wanted],
         [rows[index].sampling.logprobs or 0 for index in wanted],
+        kernels,
     )
     by_row = dict(zip(wanted, found, strict=True))
     return tuple(by_row.get(index) for index in range(len(rows)))

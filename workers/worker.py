@@ -16,7 +16,7 @@ from blockyard.cuda.backend import AttentionBackend, HeadShape
 from blockyard.cuda.reference import ReferenceBackend
 from blockyard.scheduler.plan import NOTHING_LEFT, RowError, StepPlan, StepResult
 from blockyard.workers.attention import CachedAttention
-from blockyard.workers.backends import backend_named, backend_of_gpu
+from blockyard.workers.backends import backend_named, backend_of_gpu, resolve_device
 from blockyard.workers.batch import BatchBuilder, FlatBatch
 from blockyard.workers.collectives import Communicator
 from blockyard.workers.config import Executor, WorkerConfig, WorkerKind, WorkerProfile
@@ -58,7 +58,7 @@ class ModelWorker:
         self._config = config
         self._communicator = communicator or Communicator(config.rank, config.world_size)
         self._progress = progress if progress is not None else SilentProgress()
-        self._device = _resolve_device(config.device)
+        self._device = resolve_device(config.device)
         self._backend: AttentionBackend = ReferenceBackend()
         self._model: DecoderModel | None = None
         self._cache: KVCache | None = None
@@ -126,7 +126,9 @@ class ModelWorker:
         """Make the pools; see `Executor`."""
         model = self._loaded()
         self._cache = None  # its memory is needed
-        self._cache = KVCache(self._geometry(model), num_blocks, self._device, num_host_blocks)
+        self._cache = KVCache(
+            self._geometry(model), num_blocks, self._device, num_host_blocks, self._backend.mover
+        )
         self._batches = BatchBuilder(
             num_blocks,
             self._config.block_size,
@@ -171,10 +173,11 @@ class ModelWorker:
         if self._communicator.rank:
             return result  # rank 0 alone has all logits
         computed = time.perf_counter()
-        prompt_logprobs = score_prompts(logits, batch.prompt_rows)
+        prompt_logprobs = score_prompts(logits, batch.prompt_rows, self._backend.sampler)
         if batch.sample_logits is not None:
             logits = logits[batch.sample_logits]
-        sampled = sample(logits[: len(batch.sample_rows)], batch.sample_rows)
+        rows = batch.sample_rows
+        sampled = sample(logits[: len(rows)], rows, self._backend.sampler)
         errors = tuple(
             RowError(
                 batch.sample_handles[row],
@@ -279,13 +282,3 @@ def _head_shape(model: DecoderModel, geometry: KVGeometry) -> HeadShape:
         dtype=model.dtype,
         kv_dtype=geometry.dtype,
     )
-
-
-def _resolve_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"device is {name!r}; known are auto, cpu and cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch sees no CUDA device here; use cpu or auto")
-    return torch.device(name)

@@ -9,9 +9,9 @@ from sizes import Heads
 
 from blockyard.cuda.backend import AttentionForm
 from blockyard.cuda.decode import DecodeAttention, DecodeRows
-from blockyard.cuda.prefill import PrefillAttention, PrefillRows
+from blockyard.cuda.prefill import PrefillAttention, PrefillRows, serves_warpgroups
 
-__all__ = ["decode", "prefill", "shared_prefix"]
+__all__ = ["decode", "prefill", "prefill_by_warpgroups", "shared_prefix"]
 
 ALLOWED = {torch.bfloat16: 1.6e-2, torch.float16: 4e-3}
 """What rounding of weights and output may cost, for values of about 1."""
@@ -38,10 +38,24 @@ def decode(context: Context) -> None:
 
 def prefill(context: Context) -> None:
     """Several tokens a request."""
+    _prefill(context, warpgroups=False)
+
+
+def prefill_by_warpgroups(context: Context) -> None:
+    """The same by Hopper's own instructions, for the shapes that have such a build."""
+    if context.device.warpgroups:
+        _prefill(context, warpgroups=True)
+    else:
+        context.row(skipped="this card has no such instructions")
+
+
+def _prefill(context: Context, *, warpgroups: bool) -> None:
     device = context.device
     counts, lengths = zip(*context.sizes.chunks, strict=True)
     for heads, dtype, kv_dtype in context.sizes.correct:
         for name, form in _forms(heads, device.torch_device):
+            if warpgroups and not serves_warpgroups(dtype, kv_dtype, heads.dim):
+                continue
             if context.out_of_time(1):
                 return
             case = checked_case(
@@ -61,7 +75,9 @@ def prefill(context: Context) -> None:
                 BLOCK_SIZE,
             )
             output = torch.full_like(case.queries, float("nan"))
-            step = PrefillAttention(device.library, rows, device.slots, device.torch_device)
+            step = PrefillAttention(
+                device.library, rows, device.slots, device.torch_device, warpgroups
+            )
             step.attend(case.layers[0], case.queries, form, output)
             _row(context, heads, dtype, kv_dtype, name, case.worst(output))
 

@@ -11,10 +11,12 @@ from blockyard.cuda import reference_cache, reference_sampling
 from blockyard.cuda.backend import LayerKV
 from blockyard.cuda.block_copy import BlockMover, copy_blocks
 from blockyard.cuda.fused_layers import KernelLayers
+from blockyard.cuda.logprobs import score_tokens
+from blockyard.cuda.penalties import RowPenalties, penalise
 from blockyard.cuda.reference_layers import ReferenceLayers
 from blockyard.cuda.sampling import RowSampling, choose_tokens
 
-__all__ = ["blocks", "cache_write", "layers", "sampling"]
+__all__ = ["blocks", "cache_write", "layers", "sampling", "scores"]
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 NEAR = 1e-4
@@ -139,6 +141,47 @@ def sampling(context: Context) -> None:
             worst=worst,
             allowed=NEAR,
             correct=worst <= NEAR and not any(failed),
+        )
+
+
+def scores(context: Context) -> None:
+    """Penalties, log probabilities and the likeliest tokens."""
+    device = context.device.torch_device
+    vocabulary = context.sizes.logits[1]
+    random = torch.Generator().manual_seed(4)
+    before = torch.randn(4, vocabulary, generator=random) * 3
+    produced = torch.randint(-3, 4, (2, vocabulary), generator=random).clamp(min=0).float()
+    in_prompt = torch.rand(2, vocabulary, generator=random) < 0.3
+
+    def penalties(place: torch.device) -> list[RowPenalties]:
+        numbers = ((3, 1.3, 0.5, -0.25), (0, 0.8, 0.0, 2.0))
+        return [
+            RowPenalties(*each, in_prompt[n].to(place), produced[n].to(place))
+            for n, each in enumerate(numbers)
+        ]
+
+    found, expected = before.to(device), before.double()
+    penalise(context.device.library, found, penalties(device))
+    reference_sampling.penalise(expected, penalties(torch.device("cpu")))
+    worst = float((found.cpu().double() - expected).abs().max())
+    context.row(kernel="penalise_rows", worst=worst, correct=worst <= 1e-5)
+
+    asked = ([0, 3, 1, 1], [vocabulary - 1, 0, 7, vocabulary // 2], [20, 0, 1, 5])
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = before.to(dtype)
+        ours = score_tokens(context.device.library, logits.to(device), *asked)
+        twin = reference_sampling.score_tokens(logits, *asked)
+        worst, same = 0.0, True
+        for n, top in enumerate(asked[2]):
+            told = slice(0, 1 + top)
+            off = (ours.logprobs[n, told].cpu() - twin.logprobs[n, told]).abs().max()
+            worst = max(worst, float(off))
+            same &= bool(torch.equal(ours.ids[n, told].cpu(), twin.ids[n, told]))
+        context.row(
+            kernel="score_tokens",
+            dtype=str(dtype).removeprefix("torch."),
+            worst=worst,
+            correct=same and worst <= 1e-4,
         )
 
 

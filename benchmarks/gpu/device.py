@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from blockyard.cuda.compiler import default_cache_dir
-from blockyard.cuda.launch import GpuLibrary, KernelLibrary
+from blockyard.cuda.launch import GpuLibrary, KernelLibrary, device_arch
 
 __all__ = ["Card", "Device", "Rehearsal", "Timing", "make_device"]
 
@@ -52,6 +52,7 @@ class Device(Protocol):
         library: where kernels come from.
         slots: thread blocks that run at once.
         emulated: whether times mean nothing.
+        warpgroups: whether it has Hopper's own instructions.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Device(Protocol):
     library: KernelLibrary
     slots: int
     emulated: bool
+    warpgroups: bool
 
     def settle(self) -> None:
         """Wait for all that was launched."""
@@ -103,6 +105,7 @@ class Card:
         self.library: KernelLibrary = GpuLibrary(self.torch_device, default_cache_dir())
         properties = torch.cuda.get_device_properties(self.torch_device)
         self.slots = 2 * properties.multi_processor_count
+        self.warpgroups = device_arch(self.torch_device) == "90a"
 
     def settle(self) -> None:
         """See `Device`."""
@@ -175,6 +178,7 @@ class Rehearsal:
 
     name = "rehearsal"
     emulated = True
+    warpgroups = True
 
     def __init__(self) -> None:
         from blockyard.cuda.emulator.build import EmulatedLibrary, missing_tools

@@ -24,7 +24,7 @@ from blockyard.cuda.decode import cascade_build, decode_build
 from blockyard.cuda.fused_layers import layers_build
 from blockyard.cuda.launch import device_arch
 from blockyard.cuda.penalties import PENALTIES_BUILD
-from blockyard.cuda.prefill import prefill_build
+from blockyard.cuda.prefill import prefill_build, serves_warpgroups
 from blockyard.cuda.sampling import logits_build, sampling_build
 from blockyard.cuda.sources import Build
 
@@ -64,10 +64,11 @@ def build(context: Context) -> None:
     if missing is not None:
         context.row(skipped=missing)
         return
+    builds = _builds(context.sizes, context.device.warpgroups)
     if context.device.emulated:
-        builds, arch = _builds(context.sizes)[:_REHEARSED_BUILDS], _REHEARSED_ARCH
+        builds, arch = builds[:_REHEARSED_BUILDS], _REHEARSED_ARCH
     else:
-        builds, arch = _builds(context.sizes), device_arch(context.device.torch_device)
+        arch = device_arch(context.device.torch_device)
     processes = max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1))
     began = time.perf_counter()
     jobs = [(each, arch) for each in builds]
@@ -82,7 +83,7 @@ def build(context: Context) -> None:
     context.row(builds=len(builds), processes=processes, seconds=round(seconds, 2))
 
 
-def _builds(sizes: Sizes) -> list[Build]:
+def _builds(sizes: Sizes, warpgroups: bool) -> list[Build]:
     """Builds of the correctness parts, and with them those of the measurements."""
     builds = [BLOCK_COPY_BUILD, PENALTIES_BUILD]
     builds += [sampling_build(dtype) for dtype in (_BF16, torch.float32)]
@@ -100,6 +101,8 @@ def _builds(sizes: Sizes) -> list[Build]:
         for soft_cap in (False, True) if dim >= 128 else (False,):
             decode = decode_build(dtype, kv_dtype, dim, sharing, 16, soft_cap)
             builds += [decode, prefill_build(dtype, kv_dtype, dim, sharing, 16, soft_cap)]
+            if warpgroups and serves_warpgroups(dtype, kv_dtype, dim):
+                builds.append(prefill_build(dtype, kv_dtype, dim, sharing, 16, soft_cap, True))
             if not soft_cap:
                 builds.append(cascade_build(decode))
     widths = ((_BF16, 64), (_BF16, 4096), (torch.float16, 1032), (_BF16, 8), (torch.float16, 8))

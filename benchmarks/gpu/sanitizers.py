@@ -19,7 +19,7 @@ _TOOLS = ("memcheck", "racecheck")
 _TOOL = "compute-sanitizer"
 _HOME_TOOL = "bin/compute-sanitizer"
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
-_PARTS = ("decode", "prefill", "cache_write", "sampling", "blocks")
+_PARTS = ("decode", "prefill", "cache_write", "sampling", "scores", "blocks")
 _TAIL = 1200
 
 

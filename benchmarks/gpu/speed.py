@@ -12,7 +12,15 @@ from sizes import Heads
 from blockyard.cuda.decode import DecodeAttention, DecodeRows
 from blockyard.cuda.prefill import PrefillAttention, PrefillRows
 
-__all__ = ["decode", "decode_bytes", "make_arena", "pool_layout", "prefill", "share_of_ceiling"]
+__all__ = [
+    "decode",
+    "decode_bytes",
+    "make_arena",
+    "pool_layout",
+    "prefill",
+    "prefill_by_warpgroups",
+    "share_of_ceiling",
+]
 
 _MOST_LAYERS = 32
 _BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -94,9 +102,21 @@ def pool_layout(context: Context) -> None:
 
 def prefill(context: Context) -> None:
     """Prompts and chunks, by how many floating-point operations a second they compute."""
+    _prefill(context, (_BF16, _FP8), warpgroups=False)
+
+
+def prefill_by_warpgroups(context: Context) -> None:
+    """The same by Hopper's own instructions."""
+    if context.device.warpgroups:
+        _prefill(context, (_BF16,), warpgroups=True)
+    else:
+        context.row(skipped="this card has no such instructions")
+
+
+def _prefill(context: Context, kv_dtypes: tuple[torch.dtype, ...], *, warpgroups: bool) -> None:
     device = context.device
     arena = make_arena(context)
-    cases = list(product(context.sizes.decode_heads, (_BF16, _FP8), context.sizes.prefill))
+    cases = list(product(context.sizes.decode_heads, kv_dtypes, context.sizes.prefill))
     for number, (heads, kv_dtype, (name, counts, lengths)) in enumerate(cases):
         if context.out_of_time(len(cases) - number):
             return
@@ -108,7 +128,7 @@ def prefill(context: Context) -> None:
             case.batch.block_tables,
             BLOCK_SIZE,
         )
-        step = PrefillAttention(device.library, rows, device.slots, device.torch_device)
+        step = PrefillAttention(device.library, rows, device.slots, device.torch_device, warpgroups)
         output = torch.empty_like(case.queries)
 
         layer = (case.layers[0], case.queries, case.form, output)
@@ -121,7 +141,9 @@ def prefill(context: Context) -> None:
             **timing.row(),
             "tflop_per_s": operations / timing.seconds / 1e12,
         }
-        if kv_dtype is _BF16 and counts == lengths and len(set(counts)) == 1:
+        # The other prefill part has had its rivals, unless it has not come so far.
+        rivals = kv_dtype is _BF16 and not (warpgroups and context.rows("prefill"))
+        if rivals and counts == lengths and len(set(counts)) == 1:
             row |= sdpa_prefill(context, heads, len(counts), counts[0])
             row |= {
                 key.replace("_us", "_tflop_per_s"): operations / value / 1e6

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,11 @@ _HERE = Path(__file__).resolve().parent
 _MACHINE = ("fibers.cpp", "collectives.cpp", "warpgroup.cpp")
 _COMPILER = "g++"
 _FLAGS = ("-std=c++20", "-g1", "-march=native", "-fPIC", "-w", "-DBY_EMULATED=1")
-_SANITIZERS = {"": (), "address": ("-fsanitize=address",), "thread": ("-fsanitize=thread",)}
+_SANITIZERS = {
+    "": (),
+    "address": ("-fsanitize=address", "-fsanitize-recover=address"),
+    "thread": ("-fsanitize=thread",),
+}
 _ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 _LANDINGS = {"eager": 0, "lazy": 1, "random": 2}
 
@@ -86,13 +91,18 @@ class EmulatedLibrary:
         """
         found = self._kernels.get((build, name))
         if found is None:
-            library = ctypes.CDLL(str(self._compile(build)))
+            library = ctypes.CDLL(str(self.compile(build)))
             for each in build.kernels:
                 self._kernels[build, each] = EmulatedKernel(self, library, build, each)
             found = self._kernels[build, name]
         return found
 
-    def _compile(self, build: Build) -> Path:
+    def compile(self, build: Build) -> Path:
+        """Compile a build, or find it in the cache, without loading it.
+
+        Raises:
+            EmulationError: it does not compile.
+        """
         flags = [*_FLAGS, *(f"-isystem{folder}" for folder in _include_folders())]
         sanitize = _SANITIZERS[self._sanitizer]
         machine = [self._once([*flags, "-O2", "-c", str(_HERE / name)], ".o") for name in _MACHINE]
@@ -133,7 +143,7 @@ class EmulatedLibrary:
         if output.exists():
             return output
         output.parent.mkdir(parents=True, exist_ok=True)
-        partial = output.with_name(f"{output.name}.{os.getpid()}")
+        partial = output.with_name(f"{output.name}.{_writer()}")
         ran = subprocess.run(
             [_COMPILER, *command, "-o", str(partial)], capture_output=True, text=True, check=False
         )
@@ -198,11 +208,16 @@ def _include_folders() -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
+def _writer() -> str:
+    """Names who writes: threads of several processes may build the same."""
+    return f"{os.getpid()}-{threading.get_ident()}"
+
+
 def _write(path: Path, text: str) -> None:
     """Write a small file so that others see it whole."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    partial = path.with_name(f"{path.name}.{_writer()}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -5,9 +5,13 @@
 // block takes one work item: kTileRows rows, and a range of positions that they see. What a prefix
 // hit or an earlier chunk left in the cache is read like the chunk itself. Items that are not the
 // whole of what their rows see leave partial results for merge_tiles.
-// Compile-time: GROUP, and those of tile.cuh.
-#include "tile.cuh"
+// Compile-time: GROUP, WGMMA, and those of the tile.
 #include "merge.cuh"
+#if WGMMA
+#include "tile_wgmma.cuh"
+#else
+#include "tile.cuh"
+#endif
 
 using namespace by;
 
@@ -74,7 +78,7 @@ struct Item {
 };
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
 prefill_attention(const __grid_constant__ PrefillArguments a) {
   BY_SHARED(shared);
   const int warp = threadIdx.x >> 5, g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;

@@ -6,53 +6,11 @@
 // row sees the positions before a limit that its caller gives it, and as far back as it reaches.
 // Compile-time: those of attention.cuh, and SOFT_CAP.
 #pragma once
-#include "attention.cuh"
+#include "tile_rows.cuh"
 
 namespace by {
-constexpr int kTileWarps = 4, kTileThreads = 32 * kTileWarps;
-constexpr int kRowTiles = kDim <= 128 ? 2 : 1;  // 32 rows a warp, while registers last
-constexpr int kWarpRows = 16 * kRowTiles, kTileRows = kTileWarps * kWarpRows;
-constexpr int kTokens = 64;                        // of one copied tile
-constexpr int kPart = kDim <= 64 ? 64 : 32;        // of them, that are scored at once
-constexpr int kSlices = kPart / 16;
-constexpr int kTokensBytes = kTokens * kPitch;     // keys or values of one tile
-constexpr int kQueryChunks = kDim / 8;             // queries are 16-bit numbers
+constexpr int kTokensBytes = kTokens * kPitch;  // keys or values of one tile
 constexpr int kQueriesBytes = kTileRows * pitch_of(kQueryChunks);
-
-// Rows of a warp that one thread holds parts of: row tile r, half h is row r * 16 + h * 8 + g.
-struct RowLimits {
-  int to[kRowTiles][2];  // the position past the last that the row sees; 0 for a row of padding
-  int reach;             // how many positions it sees, at most
-};
-struct TileResult {
-  float output[kRowTiles][kTiles][4];
-  RowSum rows[kRowTiles][2];
-};
-struct KeyValues {  // of one request and one head
-  const unsigned char *keys, *values;
-  const int* table;
-  int64_t block_stride;
-};
-
-// One row of a result, two or four numbers beside each other as one store.
-__device__ __forceinline__ void store_row(Number* to, const float (&row)[kTiles][4], int half, int t,
-                                          float factor) {
-#pragma unroll
-  for (int n = 0; n < kTiles; n += kFp8 ? 2 : 1) {
-    const float second = kFp8 ? row[n + kFp8][2 * half] : row[n][2 * half + 1];
-    uint32_t* at = reinterpret_cast<uint32_t*>(to + output_dim(n, t, 0));
-    at[0] = pack2<BF16>(row[n][2 * half] * factor, second * factor);
-    if constexpr (kFp8)
-      at[1] = pack2<BF16>(row[n][2 * half + 1] * factor, row[n + kFp8][2 * half + 1] * factor);
-  }
-}
-__device__ __forceinline__ void store_partial(float* to, const float (&row)[kTiles][4], int half,
-                                              int t, float factor) {
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) to[output_dim(n, t, e)] = row[n][2 * half + e] * factor;
-}
 
 // Store one 16-byte chunk of a query row, in the order that float8 keys want.
 __device__ __forceinline__ void store_query_chunk(unsigned char* queries, int row, int chunk,
@@ -183,57 +141,10 @@ __device__ __forceinline__ void attend_part(TileResult& result, const unsigned c
                                             const unsigned char* keys, const RowLimits& limits,
                                             int first, int least_to, int most_to, float scale,
                                             float soft_cap) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, t = lane & 3;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   float scores[kRowTiles][2 * kSlices][4] = {};
   tile_scores(scores, queries, keys, warp * kWarpRows, lane);
-  const bool masked = first < most_to - limits.reach || first + kPart > least_to;
-  bool fades = false;
-  float fade[kRowTiles][2];
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r) {
-    float most[2] = {result.rows[r][0].most, result.rows[r][1].most};
-#pragma unroll
-    for (int n = 0; n < 2 * kSlices; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float x = scores[r][n][e] * scale;
-        if constexpr (SOFT_CAP) x = soft_cap * tanh_fast(x / soft_cap);
-        x *= kLog2e;
-        if (masked) {
-          const int position = first + n * 8 + 2 * t + (e & 1);
-          const int to = limits.to[r][e >> 1];
-          if (position >= to || position < to - limits.reach) x = kNothing;
-        }
-        scores[r][n][e] = x;
-        most[e >> 1] = fmaxf(most[e >> 1], x);
-      }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      RowSum& row = result.rows[r][h];
-      most[h] = quad_max(most[h]);
-      const float stands = most[h] == kNothing ? 0.f : most[h];
-      fade[r][h] = exp2_fast(row.most - stands);
-      fades |= fade[r][h] != 1.f;
-      row.most = most[h];
-      most[h] = stands;
-      row.sum *= fade[r][h];
-    }
-#pragma unroll
-    for (int n = 0; n < 2 * kSlices; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        scores[r][n][e] = exp2_fast(scores[r][n][e] - most[e >> 1]);
-        result.rows[r][e >> 1].sum += scores[r][n][e];
-      }
-  }
-  if (__any_sync(~0u, fades)) {  // late in a long row the greatest score seldom changes
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) result.output[r][n][e] *= fade[r][e >> 1];
-  }
+  soften(result, scores, limits, first, least_to, most_to, scale, soft_cap);
 #pragma unroll
   for (int s = 0; s < kSlices; ++s)
     tile_values(result.output, scores, keys + kTokensBytes, s, lane);
@@ -247,21 +158,9 @@ __device__ __forceinline__ void attend_tile(TileResult& result, unsigned char* s
   unsigned char* ring = shared + kQueriesBytes;
   const int aligned = begin & ~(kTokens - 1);
   const int count = begin < end ? (end - aligned + kTokens - 1) / kTokens : 0;
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) result.output[r][n][e] = 0.f;
-  // A tile that every row sees whole needs no mask.
-  int least_to = 0x7fffffff, most_to = 0;
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      least_to = min(least_to, limits.to[r][h]);
-      most_to = max(most_to, limits.to[r][h]);
-    }
+  clear(result);
+  int least_to, most_to;
+  limits_of(limits, least_to, most_to);
   if (count > 0) load_tokens(ring, kv, aligned, begin, end);
 
   for (int i = 0; i < count; ++i) {
@@ -281,9 +180,6 @@ __device__ __forceinline__ void attend_tile(TileResult& result, unsigned char* s
       attend_part(result, shared, stage + part * kPitch, limits, first + part, least_to, most_to,
                   scale, soft_cap);
   }
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) result.rows[r][h].sum = quad_sum(result.rows[r][h].sum);
+  sum_quads(result);
 }
 }  // namespace by

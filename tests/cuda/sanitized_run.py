@@ -1,15 +1,22 @@
 """Runs kernels in the emulation under a sanitizer; a script, for test_sanitizers.py.
 
+    python sanitized_run.py --build SANITIZER KERNEL:FAULT ...
     python sanitized_run.py SANITIZER KERNEL:FAULT ...
 
-Fault 0 is none. What is run is announced on stderr, so that reports can be told apart. The process
-must have been started with the sanitizer's library preloaded.
+Fault 0 is none. The first form compiles what the second runs, on all cores and without the
+sanitizer. The second must have been started with the sanitizer's library preloaded; it loads every
+kernel before it runs the first, because a sanitizer knows no lines of what is loaded after its
+first report. What is run is announced on stderr, so that reports can be told apart.
 """
 
+import os
 import runpy
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +32,7 @@ from blockyard.cuda.logprobs import score_tokens
 from blockyard.cuda.penalties import RowPenalties, penalise
 from blockyard.cuda.prefill import PrefillAttention, PrefillRows
 from blockyard.cuda.sampling import RowSampling, choose_tokens
+from blockyard.cuda.sources import Build
 
 conftest = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
 make_case, PlantedLibrary = conftest["_make_case"], conftest["PlantedLibrary"]
@@ -47,16 +55,15 @@ def layers(library: KernelLibrary) -> None:
     KernelLayers(library).add_rms_norm(hidden, hidden, weight, 1e-6)
 
 
-def prefill(library: KernelLibrary) -> None:
+def prefill(library: KernelLibrary, warpgroups: bool = False) -> None:
     case = make_case([150, 37], [70, 5])
     batch = case.batch
     firsts = (batch.counts.cumsum() - batch.counts).astype("int32")
     rows = PrefillRows(batch.counts, batch.lengths, firsts, batch.block_tables, 16)
     output = torch.empty_like(case.queries)
     # Many slots, so that tiles are cut and merged too.
-    PrefillAttention(library, rows, 64, torch.device("cpu")).attend(
-        case.kv, case.queries, case.form, output
-    )
+    step = PrefillAttention(library, rows, 64, torch.device("cpu"), warpgroups)
+    step.attend(case.kv, case.queries, case.form, output)
 
 
 def cascade(library: KernelLibrary) -> None:
@@ -109,18 +116,51 @@ SCENARIOS: dict[str, Callable[[KernelLibrary], None]] = {
     "logprobs": logprobs,
     "penalties": penalties,
     "prefill": prefill,
+    "warpgroups": partial(prefill, warpgroups=True),
     "sampling": sampling,
 }
 
 
+class _Unlaunched:
+    """A kernel that does nothing."""
+
+    def __init__(self, arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __call__(self, *_: Any) -> None: ...
+
+
+class _Collecting:
+    """Notes which kernels are asked for."""
+
+    def __init__(self) -> None:
+        self.asked: dict[tuple[Build, str], None] = {}
+
+    def kernel(self, build: Build, name: str) -> _Unlaunched:
+        self.asked[build, name] = None
+        return _Unlaunched(build.kernels[name])
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    sanitizer, *runs = sys.argv[1:]
+    only_build = sys.argv[1] == "--build"
+    sanitizer, *names = sys.argv[1 + only_build :]
     library = EmulatedLibrary(default_cache_dir() / "emulated", Schedule(seed=1), sanitizer)
-    for run in runs:
-        name, _, fault = run.partition(":")
+    runs = [(run, *run.split(":")) for run in names]
+    needed = _Collecting()
+    for _, kernel, fault in runs:
+        SCENARIOS[kernel](PlantedLibrary(needed, int(fault)))
+    if only_build:
+        first, *others = dict.fromkeys(build for build, _ in needed.asked)
+        library.compile(first)  # and with it what all of them share
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(library.compile, others))
+        return
+    for build, name in needed.asked:
+        library.kernel(build, name)
+    for run, kernel, fault in runs:
         print(f"== {run}", file=sys.stderr, flush=True)
-        SCENARIOS[name](PlantedLibrary(library, int(fault)))
+        SCENARIOS[kernel](PlantedLibrary(library, int(fault)))
 
 
 if __name__ == "__main__":

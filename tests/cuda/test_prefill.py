@@ -9,14 +9,14 @@ import torch
 from blockyard.cuda.backend import AttentionForm
 from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
 from blockyard.cuda.launch import KernelLibrary
-from blockyard.cuda.prefill import PrefillAttention, PrefillRows
+from blockyard.cuda.prefill import PrefillAttention, PrefillRows, serves_warpgroups
 
 CPU = torch.device("cpu")
 BF16, FP16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 TOLERANCE = {BF16: 1.6e-2, FP16: 2e-3}
 
 
-def attend(library: KernelLibrary, case: Any, slots: int) -> torch.Tensor:
+def attend(library: KernelLibrary, case: Any, slots: int, warpgroups: bool = False) -> torch.Tensor:
     """The case's attention by kernel, into an output that holds NaN."""
     counts = case.batch.counts
     rows = PrefillRows(
@@ -27,7 +27,8 @@ def attend(library: KernelLibrary, case: Any, slots: int) -> torch.Tensor:
         case.batch.block_size,
     )
     output = torch.full_like(case.queries, float("nan"))
-    PrefillAttention(library, rows, slots, CPU).attend(case.kv, case.queries, case.form, output)
+    step = PrefillAttention(library, rows, slots, CPU, warpgroups)
+    step.attend(case.kv, case.queries, case.form, output)
     return output
 
 
@@ -91,3 +92,52 @@ def test_a_planted_fault_shows(
     case = make_case([150, 37], [70, 5])
     assert case.worst(attend(emulated, case, 1)) < TOLERANCE[BF16]
     assert not case.worst(attend(planted(fault), case, 1)) < 5 * TOLERANCE[BF16]
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "sharing", "form"),
+    [
+        (64, BF16, 3, AttentionForm(0.125)),
+        *(
+            pytest.param(*shape, marks=pytest.mark.slow)
+            for shape in (
+                (128, FP16, 4, AttentionForm(0.09, window=20, sinks=torch.linspace(-1, 1, 8))),
+                (128, BF16, 2, AttentionForm(0.09, soft_cap=3.0)),
+                (64, FP16, 1, AttentionForm(0.125, window=70)),
+            )
+        ),
+    ],
+)
+def test_by_warpgroups_as_by_warps(
+    emulated: EmulatedLibrary,
+    make_case: Any,
+    dim: int,
+    dtype: torch.dtype,
+    sharing: int,
+    form: AttentionForm,
+) -> None:
+    case = make_case(
+        [150, 37, 65, 1, 300], [70, 5, 65, 1, 2], heads=2 * sharing, dim=dim, dtype=dtype, form=form
+    )
+    for slots in (8, 64):  # whole tiles, and cut ones
+        for schedule in (Schedule(seed=1), Schedule("reverse", "lazy"), Schedule("forward")):
+            emulated.schedule = schedule
+            assert case.worst(attend(emulated, case, slots, warpgroups=True)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("fault", [41, 42], ids=["no wait for scores", "no wait for keys"])
+def test_a_planted_fault_by_warpgroups_shows(
+    planted: Callable[[int], KernelLibrary],
+    emulated: EmulatedLibrary,
+    make_case: Any,
+    fault: int,
+) -> None:
+    case = make_case([150, 37], [70, 5])
+    emulated.schedule = Schedule("random", "lazy")
+    assert not case.worst(attend(planted(fault), case, 8, warpgroups=True)) < 0.1
+
+
+def test_shapes_without_a_build_by_warpgroups_are_left_to_warps() -> None:
+    assert serves_warpgroups(BF16, BF16, 128)
+    assert not serves_warpgroups(BF16, FP8, 128)
+    assert not serves_warpgroups(BF16, BF16, 96)

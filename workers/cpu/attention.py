@@ -9,7 +9,14 @@ from ctypes import byref
 
 import torch
 
-from blockyard.cuda.backend import AttentionBatch, AttentionForm, FusedLayers, HeadShape, LayerKV
+from blockyard.cuda.backend import (
+    AttentionBatch,
+    AttentionForm,
+    FusedLayers,
+    HeadShape,
+    LayerKV,
+    TokenKernels,
+)
 from blockyard.workers.cpu.library import (
     NUMBERS,
     NativeForm,
@@ -57,9 +64,13 @@ class NativeBackend:
     """
 
     fused: FusedLayers | None = None
+    sampler: TokenKernels | None = None
 
     def __init__(self, pool: NativePool) -> None:
         self.pool = pool
+
+    def mover(self, blocks: torch.Tensor, host_blocks: torch.Tensor) -> None:
+        """Plain copies do."""
 
     def refusal(self, shape: HeadShape, form: AttentionForm) -> str | None:
         """Every form is served; of shapes, heads of whole panels of 16 numbers."""
