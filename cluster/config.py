@@ -6,7 +6,12 @@ Knows nothing of how processes are started. Units are in the names.
 from dataclasses import dataclass
 
 from blockyard.cluster.tls import TlsFiles
-from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, PreemptionPolicy, SchedulerConfig
+from blockyard.scheduler.config import (
+    DEFAULT_BLOCK_SIZE,
+    PreemptionPolicy,
+    SchedulerConfig,
+    Speculation,
+)
 from blockyard.workers.config import DEVICES, DTYPES, WEIGHTS, WorkerConfig, WorkerKind
 from blockyard.workers.description import ModelDescription
 
@@ -24,7 +29,7 @@ class ServeConfig:
         model: what to serve; its directory is the same on every node.
         kind, device, dtype, weights, block_size, num_blocks, num_host_blocks, kv_memory_bytes,
             threads: see `WorkerConfig`.
-        max_running, max_step_tokens, max_waiting, preemption, pipeline_depth: see
+        max_running, max_step_tokens, max_waiting, preemption, pipeline_depth, speculate: see
             `SchedulerConfig`.
         num_groups: copies of the model.
         num_ranks: workers in each group.
@@ -62,6 +67,7 @@ class ServeConfig:
     max_waiting: int = 4096
     preemption: PreemptionPolicy = PreemptionPolicy.AUTO
     pipeline_depth: int = 1
+    speculate: Speculation = Speculation.OFF
     num_groups: int = 1
     num_ranks: int = 1
     grpc_host: str = LOOPBACK
@@ -118,6 +124,7 @@ class ServeConfig:
             vocab_size=self.model.vocab_size,
             preemption=self.preemption,
             pipeline_depth=self.pipeline_depth,
+            speculate=self.speculate,
         )
 
     def worker(self, rank: int) -> WorkerConfig:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
@@ -19,7 +19,7 @@ from blockyard.cluster.local_dispatcher import LocalDispatcher
 from blockyard.cluster.request.generation import GenerationService
 from blockyard.cluster.tokenizer import load_tokenizer
 from blockyard.protos import generation_pb2 as pb
-from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
+from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, SchedulerConfig, Speculation
 from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_model
 from blockyard.workers.config import WorkerConfig, WorkerKind
 from blockyard.workers.description import describe_model
@@ -37,7 +37,7 @@ class LLM:
         model: name, Hugging Face repository, or directory.
         device, dtype, num_blocks, num_host_blocks, threads: see `WorkerConfig`.
         block_size: token slots in a block.
-        max_running, max_step_tokens: see `SchedulerConfig`.
+        max_running, max_step_tokens, speculate: see `SchedulerConfig`.
 
     Raises:
         ModelUnavailable, ModelFilesError, UnsupportedModel, NoRoom, ValueError: it cannot be
@@ -56,6 +56,7 @@ class LLM:
         threads: int | None = None,
         max_running: int = 256,
         max_step_tokens: int = 512,
+        speculate: Literal["off", "ngram"] = "off",
     ) -> None:
         directory = resolve_model(model, None, SilentProgress())
         description = describe_model(directory, directory.name if Path(model).is_dir() else model)
@@ -65,6 +66,7 @@ class LLM:
             max_running=max_running,
             max_step_tokens=max_step_tokens,
             max_waiting=sys.maxsize,  # a batch may be as long as it is
+            speculate=Speculation(speculate),
         )
         worker = WorkerConfig(
             str(directory),

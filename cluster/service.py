@@ -14,7 +14,7 @@ from ray.serve import Application
 from blockyard.cluster.app import GROUP_DEPLOYMENT, ServedModel, build_app
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.tls import TlsFiles
-from blockyard.scheduler.config import PreemptionPolicy
+from blockyard.scheduler.config import PreemptionPolicy, Speculation
 from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_model
 from blockyard.workers.config import WorkerKind
 from blockyard.workers.description import describe_model
@@ -34,6 +34,7 @@ _OWN_OF_A_MODEL = frozenset(
         ),
         *("threads", "max_running", "max_step_tokens", "max_waiting", "preemption"),
         "pipeline_depth",
+        "speculate",
         *("num_groups", "num_ranks", "stall_seconds", "group_resource"),
     }
 )
@@ -79,6 +80,8 @@ def _served_model(entry: Any, place: str, shared: Mapping[str, Any]) -> ServedMo
     try:
         if "preemption" in values:
             values["preemption"] = PreemptionPolicy(values["preemption"])
+        if "speculate" in values:
+            values["speculate"] = Speculation(values["speculate"])
         if isinstance(shared.get("tls"), Mapping):
             shared = {**shared, "tls": TlsFiles(**shared["tls"])}
         config = ServeConfig(

@@ -82,14 +82,16 @@ def check_tables(holding: Sequence[Request], held: Mapping[int, int]) -> None:
 
 def check_slots(
     holding: Sequence[Request],
-    in_flight: Sequence[tuple[Request, int]],
+    in_flight: Sequence[tuple[Request, int, int]],
     counted: SlotCounts,
     logical: int,
 ) -> None:
     """Computed tokens are known ones, promises belong to the steps in flight, counters agree."""
     rows: dict[int, list[int]] = {}
-    for request, count in in_flight:
+    guessed: Counter[int] = Counter()
+    for request, count, guesses in in_flight:
         rows.setdefault(id(request), []).append(count)
+        guessed[id(request)] += guesses
     filled: dict[int, int] = {}
     for request in holding:
         counts = rows.get(id(request), ())
@@ -99,7 +101,8 @@ def check_slots(
                 f"the steps in flight compute {sum(counts)}"
             )
         # Each step in flight but the last may make one more token known to the next.
-        if request.num_planned > len(request.tokens) + max(0, len(counts) - 1):
+        known = len(request.tokens) + max(0, len(counts) - 1) + guessed[id(request)]
+        if request.num_planned > known:
             raise AssertionError(
                 f"request {request.request_id!r} computed {request.num_computed} and was promised "
                 f"{request.num_promised} of {len(request.tokens)} known tokens"

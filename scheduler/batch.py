@@ -238,12 +238,15 @@ class Batch:
         waiting = self.queue.num_waiting + len(self.cache.waits)
         return RequestCounts(len(self.running), waiting, self.queue.num_parked)
 
-    def check(self, live: Collection[Request], in_flight: Sequence[tuple[Request, int]]) -> None:
+    def check(
+        self, live: Collection[Request], in_flight: Sequence[tuple[Request, int, int]]
+    ) -> None:
         """Prove places, tables, slots, queue and pools. Walks everything: for checks only.
 
         Args:
             live: every member that is served.
-            in_flight: rows of the steps in flight: requests, and the tokens computed for them.
+            in_flight: rows of the steps in flight: requests, the tokens computed for them, and
+                how many of those are guesses.
 
         Raises:
             AssertionError: naming the request or the block.

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from blockyard.scheduler.block_keys import MAX_TOKEN_ID
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "PreemptionPolicy", "SchedulerConfig"]
+__all__ = ["DEFAULT_BLOCK_SIZE", "PreemptionPolicy", "SchedulerConfig", "Speculation"]
 
 DEFAULT_BLOCK_SIZE = 16
 
@@ -25,6 +25,13 @@ class PreemptionPolicy(StrEnum):
     RECOMPUTE = "recompute"
 
 
+class Speculation(StrEnum):
+    """Where guesses of next tokens come from: nowhere, or from what stood in the request before."""
+
+    OFF = "off"
+    NGRAM = "ngram"
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Limits of one scheduler.
@@ -39,6 +46,7 @@ class SchedulerConfig:
         vocab_size: token ids are below it; what a model does not know would bring its workers down.
         pipeline_depth: steps that may be in flight at once. With 2 a step is planned while the one
             before it runs, so the device never waits for a plan; newcomers wait a step longer.
+        speculate: whether steps check guesses of next tokens, and whose; answers stay the same.
     """
 
     max_context_tokens: int
@@ -49,6 +57,7 @@ class SchedulerConfig:
     preemption: PreemptionPolicy = PreemptionPolicy.AUTO
     vocab_size: int = MAX_TOKEN_ID + 1
     pipeline_depth: int = 1
+    speculate: Speculation = Speculation.OFF
 
     def __post_init__(self) -> None:
         """Refuse limits that could never make progress."""
@@ -67,6 +76,11 @@ class SchedulerConfig:
             raise ValueError(
                 f"pipeline_depth is {self.pipeline_depth}; a plan knows of one step in flight "
                 "before it at most, so use 1 or 2"
+            )
+        if self.speculate is not Speculation.OFF and self.pipeline_depth > 1:
+            raise ValueError(
+                f"speculate is {self.speculate} with pipeline_depth {self.pipeline_depth}; a guess "
+                "goes by tokens that a step in flight has not told yet, so use a depth of 1"
             )
         if self.max_step_tokens <= self.max_running:
             raise ValueError(

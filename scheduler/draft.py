@@ -4,6 +4,7 @@ Keeps the requests behind the rows, which the plan itself does not name, for the
 """
 
 from collections.abc import Iterator
+from operator import add
 
 from blockyard.scheduler.plan import (
     PLACEHOLDER,
@@ -39,6 +40,7 @@ class PlanDraft:
         self._samples: list[bool] = []
         self._token_ids: list[int] = []
         self._forks: list[Fork] = []
+        self._guesses: dict[int, tuple[int, ...]] = {}
 
     def admit(self, request: Request, handle: int) -> None:
         """Make the request known to the workers under a new handle, with the blocks it holds."""
@@ -113,13 +115,32 @@ class PlanDraft:
             decodes = count == 1 and start >= request.num_prompt
             yield request, 0 if decodes else count, int(decodes)
 
-    def counts(self) -> Iterator[tuple[Request, int]]:
-        """Each row's request, and the tokens that it computes."""
-        return zip(self.rows, self._counts, strict=True)
+    def decodes(self) -> list[tuple[int, Request]]:
+        """Rows that compute one generated token, which is known, and begin no other choice."""
+        parents = {fork.parent for fork in self._forks}
+        columns = zip(self.rows, self._handles, self._starts, self._counts, strict=True)
+        return [
+            (row, request)
+            for row, (request, handle, start, count) in enumerate(columns)
+            if count == 1
+            and request.num_prompt <= start == len(request.tokens) - 1
+            and handle not in parents
+        ]
+
+    def guess(self, row: int, token_ids: tuple[int, ...]) -> None:
+        """Let a row that decodes check guesses of what comes next."""
+        self._guesses[row] = token_ids
+        self.rows[row].num_promised += len(token_ids)
+
+    def counts(self) -> Iterator[tuple[Request, int, int]]:
+        """Each row's request, the tokens that it computes, and how many of them are guesses."""
+        for row, (request, count) in enumerate(zip(self.rows, self._counts, strict=True)):
+            guessed = len(self._guesses.get(row, ()))
+            yield request, count + guessed, guessed
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step computes."""
+        """Tokens that the step computes, guesses left out."""
         return len(self._token_ids)
 
     def seal(
@@ -131,6 +152,10 @@ class PlanDraft:
         swap_ins: tuple[BlockCopy, ...],
     ) -> StepPlan:
         """The finished plan."""
+        token_ids, counts = self._token_ids, self._counts
+        guesses: tuple[int, ...] = ()
+        if self._guesses:
+            token_ids, counts, guesses = self._with_guesses()
         return StepPlan(
             step=self.step,
             forgotten=forgotten,
@@ -138,12 +163,25 @@ class PlanDraft:
             grants=tuple(self._grants),
             handles=tuple(self._handles),
             starts=tuple(self._starts),
-            counts=tuple(self._counts),
+            counts=tuple(counts),
             samples=tuple(self._samples),
-            token_ids=tuple(self._token_ids),
+            token_ids=tuple(token_ids),
             forks=tuple(self._forks),
             replacements=replacements,
             copies=copies,
             swap_outs=swap_outs,
             swap_ins=swap_ins,
+            guesses=guesses,
         )
+
+    def _with_guesses(self) -> tuple[list[int], list[int], tuple[int, ...]]:
+        """Tokens and counts with guesses behind the tokens of their rows; how many each has."""
+        guesses = [self._guesses.get(row, ()) for row in range(len(self.rows))]
+        token_ids: list[int] = []
+        begin = 0
+        for count, guessed in zip(self._counts, guesses, strict=True):
+            token_ids += self._token_ids[begin : begin + count]
+            token_ids += guessed
+            begin += count
+        numbers = tuple(map(len, guesses))
+        return token_ids, list(map(add, self._counts, numbers)), numbers

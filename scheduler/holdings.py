@@ -47,6 +47,10 @@ class Holdings:
         self._filled += count
         self._logical += count
 
+    def withdraw(self, count: int) -> None:
+        """`count` slots that were promised are not filled after all."""
+        self._promised -= count
+
     def append_found(self, request: Request, block_ids: Sequence[int]) -> None:
         """Share full blocks of the prefix index; the table must be full up to here."""
         revived = self._pool.share(block_ids)

@@ -87,6 +87,9 @@ class GroupLedger:
     """Known tokens of requests without a place."""
     prefill_tokens_per_second: float = 0.0
     """As measured so far; 0: not yet."""
+    guessed_tokens: int = 0
+    """Next tokens that were guessed and checked, and below how many of them were right."""
+    right_guesses: int = 0
 
     def check(self) -> None:
         """Prove conservation: states add up to the pool, slots to the active blocks."""

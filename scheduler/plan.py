@@ -17,6 +17,7 @@ may move blocks and compute nothing.
 Units: tokens and block ids; positions count from 0 within a request.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -35,6 +36,7 @@ __all__ = [
     "RowError",
     "StepPlan",
     "StepResult",
+    "num_right",
 ]
 
 PLACEHOLDER = -1
@@ -119,6 +121,8 @@ class StepPlan:
         swap_outs: device blocks (source) saved in host blocks (destination).
         copies: device blocks copied to device blocks.
         swap_ins: host blocks (source) brought back into device blocks (destination).
+        guesses: for each request how many tokens at its end are guesses. What follows each of
+            them is sampled too, besides what follows the token before them. Empty without any.
     """
 
     step: int
@@ -135,11 +139,12 @@ class StepPlan:
     swap_outs: tuple[BlockCopy, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     swap_ins: tuple[BlockCopy, ...] = ()
+    guesses: tuple[int, ...] = ()
 
     @property
     def num_samples(self) -> int:
-        """Tokens that the result carries: one for each sampled row and each fork."""
-        return sum(self.samples) + len(self.forks)
+        """Tokens that the result carries: one for each sampled row, each guess and each fork."""
+        return sum(self.samples) + sum(self.guesses) + len(self.forks)
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -173,6 +178,29 @@ class StepPlan:
                     f"step {self.step}: handle {fork.handle} forks from {fork.parent}, "
                     "which does not sample"
                 )
+        if self.guesses:
+            self._check_guesses()
+
+    def _check_guesses(self) -> None:
+        parents = {fork.parent for fork in self.forks}
+        columns = self.handles, self.samples, self.counts, self.guesses
+        for handle, samples, count, guessed in zip(*columns, strict=True):
+            if guessed and (not samples or not 0 < guessed < count or handle in parents):
+                raise AssertionError(
+                    f"step {self.step}: handle {handle} checks {guessed} guesses among {count} "
+                    "tokens; it must sample, know a token before them, and fork no other"
+                )
+
+
+def num_right(guesses: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many guesses are right: those before the first that differs from what is sampled there.
+
+    `sampled` is what follows the token before the guesses, then what follows each of them.
+    """
+    for place, guess in enumerate(guesses):
+        if sampled[place] != guess:
+            return place
+    return len(guesses)
 
 
 NOTHING_LEFT = "no token is left to choose from: bias, allowed tokens and bad words leave out all"
@@ -204,8 +232,10 @@ class StepResult:
 
     Attributes:
         step: the plan's number.
-        token_ids: one token for each entry of the plan with `samples` true, in plan order, then one
-            for each fork, in plan order. Under a handle named in `errors` the value means nothing.
+        token_ids: one token for each entry of the plan with `samples` true, in plan order, each
+            followed by one for each of its guesses; then one for each fork, in plan order. Under a
+            handle named in `errors` a value means nothing; where that handle has guesses, the one
+            that could not be sampled is negative.
         errors: requests whose logits could not be sampled.
         compute_seconds: time the worker spent in the step, copies left out.
         copy_seconds: time the worker spent moving blocks to and from the host.

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from blockyard.scheduler.batch import Batch
+from blockyard.scheduler.bookkeeping import ledger_of
 from blockyard.scheduler.commit import commit_step
-from blockyard.scheduler.config import SchedulerConfig
+from blockyard.scheduler.config import SchedulerConfig, Speculation
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.deadline import DeadlineWatch, least_tokens
 from blockyard.scheduler.door import (
@@ -24,6 +25,8 @@ from blockyard.scheduler.door import (
 from blockyard.scheduler.draft import PlanDraft
 from blockyard.scheduler.endings import last_update
 from blockyard.scheduler.explain import Explanation, explain
+from blockyard.scheduler.guessed_rows import GuessedRows
+from blockyard.scheduler.guessing import Guesser, NgramGuesser
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.packing import StepPacker
 from blockyard.scheduler.plan import StepPlan, StepResult
@@ -48,6 +51,7 @@ class Scheduler:
         num_blocks: blocks of the pool.
         num_host_blocks: blocks of the pool in host memory, where swapped blocks go; may be 0.
         rates: what steps and copies take, as measured at load; it goes on learning here.
+        guesser: who guesses next tokens, in place of the one that `config` names.
     """
 
     def __init__(
@@ -56,11 +60,18 @@ class Scheduler:
         num_blocks: int,
         num_host_blocks: int = 0,
         rates: RateMeter | None = None,
+        guesser: Guesser | None = None,
     ) -> None:
         self.config = config
         self._num_blocks = num_blocks
         self._batch = Batch(config, num_blocks, num_host_blocks, rates)
         self._roster = Roster(self._batch)
+        self._guesses: GuessedRows | None = None
+        if guesser is None and config.speculate is Speculation.NGRAM:
+            guesser = NgramGuesser()
+        if guesser is not None:
+            most = config.max_step_tokens
+            self._guesses = GuessedRows(guesser, self._batch.holdings, most)
         self._deadlines = DeadlineWatch()
         self._in_flight: deque[tuple[StepPlan, PlanDraft]] = deque()
         self._draining = False
@@ -182,6 +193,8 @@ class Scheduler:
             raise StepOrderError(f"step {oldest} is in flight; commit its result first")
         draft = PlanDraft(self._step + 1)
         StepPacker(self._batch, draft, now).pack()
+        if self._guesses is not None:
+            self._guesses.add(draft)
         if not draft.rows:
             waits = self._in_flight or self._batch.pool.num_fenced
             self._stalled_steps += self.has_work and not waits
@@ -211,7 +224,11 @@ class Scheduler:
                 f"its result has {len(result.token_ids)}"
             )
         self._in_flight.popleft()
-        return commit_step(self._batch, self._roster, plan, draft, result, now)
+        batch, roster = self._batch, self._roster
+        if not plan.guesses or self._guesses is None:
+            return commit_step(batch, roster, plan, draft, result, now)
+        plan, result = self._guesses.settle(plan, draft, result)
+        return self._guesses.tell(commit_step(batch, roster, plan, draft, result, now))
 
     def acknowledge(self, step: int) -> None:
         """Every rank has finished `step`: blocks fenced until then become free.
@@ -256,25 +273,7 @@ class Scheduler:
 
     def ledger(self) -> GroupLedger:
         """The books at this moment, from counters: costs the same however many requests run."""
-        return GroupLedger(
-            blocks=self._batch.pool.counts(),
-            slots=self._batch.holdings.counts(),
-            requests=self._batch.request_counts(),
-            block_size=self.config.block_size,
-            step=self._step,
-            preemptions=self._batch.num_preemptions,
-            stalled_steps=self._stalled_steps,
-            logical_tokens=self._batch.holdings.logical_tokens,
-            prompt_tokens=self._batch.num_prompt_tokens,
-            prefix_hit_tokens=self._batch.num_prefix_hits,
-            recomputed_tokens=self._batch.num_recomputed,
-            merged_blocks=self._batch.num_merged,
-            copied_blocks=self._batch.num_copied,
-            host_blocks=self._batch.parking.host.counts(),
-            preempted=self._batch.parking.counts(),
-            queued_tokens=self._batch.queue.num_tokens,
-            prefill_tokens_per_second=self._batch.parking.rates.prefill_tokens_per_second,
-        )
+        return ledger_of(self._batch, self._step, self._stalled_steps, self._guesses)
 
     def explain(self, request_id: str) -> tuple[Explanation, ...]:
         """Why each choice of a request waits and for how long; empty when it is not served."""

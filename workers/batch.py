@@ -24,6 +24,7 @@ from blockyard.scheduler.plan import (
 from blockyard.workers.batch_parts import PromptRow, RuleTokens, rule_tokens
 from blockyard.workers.collectives import Communicator
 from blockyard.workers.grammar import GrammarCompiler
+from blockyard.workers.guesses import GuessedRow
 from blockyard.workers.handle_state import HandleState, PlanError
 from blockyard.workers.logit_rules import rules_for
 from blockyard.workers.sampler import SampleRow
@@ -49,6 +50,8 @@ class FlatBatch:
         sample_logits: int64 `[samples]`, which of the logits each new token is sampled from; None
             without forks, when each has its own.
         rule_tokens: what rules must be told before anything is sampled.
+        guessed: rows that check guesses; each has several sample rows, whose rules know none of
+            the guesses yet.
         prompt_rows: parts of prompts that are scored.
     """
 
@@ -61,6 +64,7 @@ class FlatBatch:
     sample_logits: torch.Tensor | None = None
     rule_tokens: tuple[RuleTokens, ...] = ()
     prompt_rows: tuple[PromptRow, ...] = ()
+    guessed: tuple[GuessedRow, ...] = ()
 
 
 class BatchBuilder:
@@ -116,10 +120,12 @@ class BatchBuilder:
             self._grant(plan, grant)
         return self._flatten(plan) if plan.handles else None
 
-    def note_sampled(self, handles: Sequence[int], token_ids: Sequence[int]) -> None:
+    def note_sampled(self, batch: FlatBatch, token_ids: Sequence[int]) -> None:
         """Keep the tokens just sampled: the next plan may be made before they are known there."""
-        for handle, token in zip(handles, token_ids, strict=True):
+        for handle, token in zip(batch.sample_handles, token_ids, strict=True):
             self._handles[handle].note_sampled(token)
+        for row in batch.guessed:
+            self._handles[row.handle].note_right(row, token_ids[row.first : row.end])
 
     def _admit(self, plan: StepPlan, admission: Admission) -> None:
         if admission.handle in self._handles:
@@ -164,8 +170,11 @@ class BatchBuilder:
 
     def _flatten(self, plan: StepPlan) -> FlatBatch:
         states = [self._known(plan, handle) for handle in plan.handles]
-        for state, start, count in zip(states, plan.starts, plan.counts, strict=True):
-            state.advance(plan.step, start, count, self._block_size)
+        guesses = plan.guesses or (0,) * len(states)
+        for state, start, count, guessed in zip(
+            states, plan.starts, plan.counts, guesses, strict=True
+        ):
+            state.advance(plan.step, start, count, self._block_size, guessed)
         starts = np.array(plan.starts, dtype=np.int32)
         counts = np.array(plan.counts, dtype=np.int32)
         tables = np.zeros((len(states), max(s.num_blocks for s in states)), dtype=np.int32)
@@ -181,8 +190,13 @@ class BatchBuilder:
         sampled = [row for row, wanted in enumerate(plan.samples) if wanted]
         scored, prompt_rows = self._score(plan, states)
         children = [self._fork(plan, fork) for fork in plan.forks]
-        parents = {plan.handles[row]: index for index, row in enumerate(sampled)}
-        origins = [*range(len(sampled)), *(parents[fork.parent] for fork in plan.forks)]
+        # Behind each token of these something is sampled: the last of a row, and before guesses.
+        places = [
+            place for row in sampled for place in range(ends[row] - guesses[row] - 1, ends[row])
+        ]
+        handles = [plan.handles[row] for row in sampled for _ in range(guesses[row] + 1)]
+        parents = {handle: index for index, handle in enumerate(handles)}
+        origins = [*range(len(places)), *(parents[fork.parent] for fork in plan.forks)]
         return FlatBatch(
             input_ids=self._tensor(input_ids),
             positions=self._tensor(positions),
@@ -195,20 +209,23 @@ class BatchBuilder:
                 host_tables=tables,
             ),
             sample_tokens=self._tensor(
-                np.concatenate(((ends - 1)[sampled], scored)).astype(np.int64)
+                np.concatenate((np.array(places, dtype=np.int64), scored)).astype(np.int64)
             ),
             sample_rows=tuple(
-                state.sample_row() for state in (*(states[row] for row in sampled), *children)
+                row
+                for state in (*(states[row] for row in sampled), *children)
+                for row in state.sample_rows()
             ),
-            sample_handles=(
-                *(plan.handles[row] for row in sampled),
-                *(fork.handle for fork in plan.forks),
-            ),
+            sample_handles=(*handles, *(fork.handle for fork in plan.forks)),
             sample_logits=self._tensor(np.array(origins, dtype=np.int64)) if children else None,
             rule_tokens=rule_tokens(
-                plan, [state.rules for state in states], [child.rules for child in children]
+                plan,
+                input_ids,
+                [state.rules for state in states],
+                [child.rules for child in children],
             ),
             prompt_rows=prompt_rows,
+            guessed=_guessed(plan, handles) if plan.guesses else (),
         )
 
     def _score(
@@ -248,3 +265,17 @@ class BatchBuilder:
 
     def _tensor(self, values: Int32 | Int64) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+
+def _guessed(plan: StepPlan, sample_handles: Sequence[int]) -> tuple[GuessedRow, ...]:
+    columns = zip(plan.handles, plan.starts, plan.offsets, plan.counts, plan.guesses, strict=True)
+    return tuple(
+        GuessedRow(
+            handle,
+            sample_handles.index(handle),
+            start + count - guessed,
+            plan.token_ids[offset + count - guessed : offset + count],
+        )
+        for handle, start, offset, count, guessed in columns
+        if guessed
+    )

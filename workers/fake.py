@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from blockyard.scheduler.plan import BlockCopy, PromptLogprobs, StepPlan, StepResult
+from blockyard.scheduler.plan import BlockCopy, PromptLogprobs, StepPlan, StepResult, num_right
 from blockyard.scheduler.sampling import TokenLogprobs
 from blockyard.workers.config import WorkerConfig, WorkerProfile
 from blockyard.workers.witness_tables import PlanRefused, WitnessRow, WitnessTables
@@ -27,6 +27,7 @@ _POISON = -1
 """What no write ever leaves in a slot: position and token are never negative."""
 
 _TOKEN_BITS = 32
+_TOKEN_MASK = 2**_TOKEN_BITS - 1
 _WORD = 2**64 - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
@@ -80,23 +81,27 @@ class WitnessWorker:
         moved = time.perf_counter()
         slots_by_handle = {}
         offset = 0
+        guesses = dict(zip(plan.handles, plan.guesses, strict=False))
         for handle, start, count in zip(plan.handles, plan.starts, plan.counts, strict=True):
             tokens = self._tables.fill(handle, start, plan.token_ids[offset : offset + count])
             offset += count
             slots_by_handle[handle] = self._write(self._tables, plan.step, handle, start, tokens)
-        sampled = [
-            (handle, self._tables.row(handle))
+        samples = [
+            (slots_by_handle[handle], self._tables.row(handle), guesses.get(handle, 0))
             for handle, samples in zip(plan.handles, plan.samples, strict=True)
             if samples
         ]
-        sampled += [(fork.parent, self._tables.fork(fork)) for fork in plan.forks]
-        token_ids = tuple(self._sample(slots_by_handle[h], row) for h, row in sampled)
+        samples += [(slots_by_handle[f.parent], self._tables.fork(f), 0) for f in plan.forks]
+        token_ids = tuple(
+            t for slots, row, guessed in samples for t in self._sample(slots, row, guessed)
+        )
+        tops = [row.logprobs for _, row, guessed in samples for _ in range(guessed + 1)]
         return StepResult(
             plan.step,
             token_ids,
             compute_seconds=time.perf_counter() - moved,
             copy_seconds=moved - began,
-            logprobs=_logprobs([row.logprobs for _, row in sampled], token_ids),
+            logprobs=_logprobs(tops, token_ids),
             prompt_logprobs=self._score(self._tables, plan),
         )
 
@@ -143,11 +148,22 @@ class WitnessWorker:
         self._slots[slots[start:]] = _entries(start, token_ids)
         return slots
 
-    def _sample(self, slots: npt.NDArray[np.int64], row: WitnessRow) -> int:
-        """The next token of a row, kept for a plan that does not know it."""
-        row.sampled = _next_token(self._slots[slots], self._vocab_size, row.choice)
-        row.sampled_at = row.written or 0
-        return row.sampled
+    def _sample(
+        self, slots: npt.NDArray[np.int64], row: WitnessRow, guessed: int
+    ) -> tuple[int, ...]:
+        """What follows a row's tokens from before its guesses on; it goes on behind right ones.
+
+        The last of them that counts is kept for a plan that does not know it.
+        """
+        entries, length = self._slots[slots], len(slots) - guessed
+        found = tuple(
+            _next_token(entries[: length + place], self._vocab_size, row.choice)
+            for place in range(guessed + 1)
+        )
+        right = num_right([int(entry) & _TOKEN_MASK for entry in entries[length:]], found)
+        row.written = length + right
+        row.sampled, row.sampled_at = found[right], row.written
+        return found
 
 
 class PacedWitness(WitnessWorker):

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from blockyard.scheduler.plan import Fork
+from blockyard.scheduler.plan import Fork, num_right
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.batch_parts import PromptRow
+from blockyard.workers.guesses import GuessedRow
 from blockyard.workers.logit_rules import LogitRules
 from blockyard.workers.sampler import SampleRow
 
@@ -35,7 +36,8 @@ class HandleState:
         rules: what the request changes in its scores, if anything.
         prompt: all of its prompt, when that is scored.
         table: int32, blocks by position; `num_blocks` of them mean something.
-        written: tokens computed so far; None before its first step.
+        written: tokens computed so far, guesses included; None before its first step.
+        guessed: how many of them were guesses of the last step that may be wrong.
         sampled: the token sampled last, if any; it belongs at position `sampled_at`.
     """
 
@@ -49,6 +51,7 @@ class HandleState:
     )
     num_blocks: int = 0
     written: int | None = None
+    guessed: int = 0
     sampled: int | None = None
     sampled_at: int = 0
 
@@ -74,15 +77,16 @@ class HandleState:
             written=self.written,
         )
 
-    def advance(self, step: int, start: int, count: int, block_size: int) -> None:
-        """Book that `step` computes `count` tokens from position `start`.
+    def advance(self, step: int, start: int, count: int, block_size: int, guessed: int = 0) -> None:
+        """Book that `step` computes `count` tokens from position `start`, the last `guessed` ones.
 
-        A fresh handle may start past 0: positions before it come from blocks others filled.
+        A fresh handle may start past 0: positions before it come from blocks others filled. After
+        guesses it goes on behind those that were right.
 
         Raises:
             PlanError: tokens are left out, computed twice, or past the blocks.
         """
-        if self.written is not None and start != self.written:
+        if self.written is not None and not 0 <= self.written - start <= self.guessed:
             raise PlanError(
                 f"step {step} computes handle {self.handle} from position {start}, "
                 f"but {self.written} tokens are written"
@@ -94,6 +98,16 @@ class HandleState:
                 f"{self.handle}, whose blocks hold {slots}"
             )
         self.written = start + count
+        self.guessed = guessed
+
+    def note_right(self, guessed: GuessedRow, sampled: Sequence[int]) -> None:
+        """Go on behind right guesses; `sampled` is what followed the tokens of the row."""
+        right = num_right(guessed.token_ids, sampled)
+        if self.rules is not None:
+            self.rules.record(guessed.position, guessed.token_ids[:right])
+        self.written = guessed.position + right
+        self.guessed = 0
+        self.note_sampled(sampled[right])
 
     def note_sampled(self, token: int) -> None:
         """Keep the token just sampled: the next plan may be made where it is not known yet."""
@@ -120,7 +134,13 @@ class HandleState:
             return None
         return PromptRow(self.handle, start + 1, targets, top)
 
-    def sample_row(self) -> SampleRow:
-        """How the token after those written is sampled."""
+    def sample_rows(self) -> tuple[SampleRow, ...]:
+        """How the token after those written is sampled; before it those from the first guess on.
+
+        All have the rules as they are without guesses.
+        """
         written = self.written or 0
-        return SampleRow(self.sampling, written, written - self.prompt_tokens, self.rules)
+        return tuple(
+            SampleRow(self.sampling, position, position - self.prompt_tokens, self.rules)
+            for position in range(written - self.guessed, written + 1)
+        )

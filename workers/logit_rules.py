@@ -1,7 +1,8 @@
 """What one request changes in its scores before a token is chosen, and the tokens it goes by.
 
-Made once for a handle and kept on the device. In order: logit bias, allowed tokens, bad words,
-grammar; then, in `penalise`, repetition, frequency and presence penalties over many rows at once.
+Made once for a handle and kept on the device. In order: logit bias, allowed tokens, bad words;
+then, over many rows at once, grammars (`grammar.py`), and in `penalise` repetition, frequency and
+presence penalties.
 Knows the tokens so far as far as rules need them, because KV alone does not tell. Units: token ids.
 """
 
@@ -40,7 +41,7 @@ class LogitRules:
         device: torch.device,
         grammar: GrammarState | None = None,
     ) -> None:
-        self._grammar = grammar
+        self.grammar = grammar
         self.sampling = sampling
         self._device = device
         self._num_known = len(known)
@@ -62,30 +63,25 @@ class LogitRules:
             self.in_prompt[self._ids(known[:prompt_tokens])] = True
             self._count(self._ids(known[prompt_tokens:]))
 
-    def record(self, position: int, token_ids: torch.Tensor) -> None:
-        """Take in tokens that are computed from `position` on; those known already change nothing.
-
-        `token_ids` is int64 `[tokens]`, on the device.
-        """
+    def record(self, position: int, token_ids: Sequence[int]) -> None:
+        """Take in tokens from `position` on; those known already change nothing."""
         fresh = token_ids[max(0, self._num_known - position) :]
-        if not len(fresh):
+        if not fresh:
             return
         self._num_known = position + len(token_ids)
-        if self._grammar is not None:
-            self._grammar.record(fresh.tolist())
+        if self.grammar is not None:
+            self.grammar.record(fresh)
+        if not self.sampling.penalised and self._words is None:
+            return
+        ids = self._ids(fresh)
         if self.sampling.penalised:
-            self._count(fresh)
+            self._count(ids)
         if self._words is not None:
-            self._tail = torch.cat((self._tail, fresh))[-MAX_BAD_WORD_TOKENS:]
-
-    def prepare(self) -> None:
-        """Begin what takes time and needs no scores; after `record`, before the model runs."""
-        if self._grammar is not None:
-            self._grammar.prepare()
+            self._tail = torch.cat((self._tail, ids))[-MAX_BAD_WORD_TOKENS:]
 
     def child(self, sampling: SamplingParams) -> "LogitRules":
         """The rules of a fork, with the same tokens so far."""
-        grammar = self._grammar.copy() if self._grammar is not None else None
+        grammar = self.grammar.copy() if self.grammar is not None else None
         twin = LogitRules(sampling, 0, (), len(self.produced), self._device, grammar)
         twin._num_known, twin._tail = self._num_known, self._tail
         twin.in_prompt, twin.produced = self.in_prompt, self.produced.clone()
@@ -104,7 +100,7 @@ class LogitRules:
         )
 
     def apply(self, scores: torch.Tensor) -> None:
-        """Change the scores of one row, `[vocabulary]`, in place."""
+        """Change the scores of one row, `[vocabulary]`, in place; all but grammar and penalties."""
         if self._bias is not None:
             ids, values = self._bias
             scores[ids] += values
@@ -117,8 +113,6 @@ class LogitRules:
             said = ((begins == self._tail) | (begins == _ANY_TOKEN)).all(dim=-1)
             # Not by index: which words were said is known on the device alone.
             scores.scatter_add_(0, last, torch.where(said, float("-inf"), 0.0))
-        if self._grammar is not None:
-            self._grammar.apply(scores)
 
     def _count(self, token_ids: torch.Tensor) -> None:
         # Whole numbers: their sum is exact in any order.

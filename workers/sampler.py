@@ -15,6 +15,7 @@ import torch
 from blockyard.cuda.backend import TokenKernels
 from blockyard.cuda.sampling import RowSampling
 from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
+from blockyard.workers.grammar import apply_masks
 from blockyard.workers.gumbel import NoiseKey, gumbel_noise, gumbel_noise_at
 from blockyard.workers.logit_rules import LogitRules, penalise
 from blockyard.workers.logprobs import token_logprobs
@@ -142,6 +143,9 @@ def _ruled(
     scores = scores.clone()
     for index, rules in ruled:
         rules.apply(scores[index])
+    grammars = {index: rules.grammar for index, rules in ruled if rules.grammar is not None}
+    if grammars:
+        apply_masks(scores, grammars)
     if row_ids:
         device = scores.device
         where = torch.tensor(row_ids, device=device), torch.tensor(token_ids, device=device)

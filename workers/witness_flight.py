@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from blockyard.scheduler.plan import RowError, StepPlan, StepResult
+from blockyard.scheduler.plan import RowError, StepPlan, StepResult, num_right
 
 __all__ = ["EndedStep", "StepsInFlight"]
 
@@ -26,12 +26,14 @@ class EndedStep(NamedTuple):
         result: what came out.
         born: choices that it begins: their handles, who begins them, their numbers.
         sampled: members that have sampled, unless they have ended before.
+        right: guesses that were right, by handle.
     """
 
     plan: StepPlan
     result: StepResult
     born: list[tuple[int, Any, int]]
     sampled: list[Any]
+    right: dict[int, tuple[int, ...]]
 
 
 class StepsInFlight:
@@ -62,7 +64,7 @@ class StepsInFlight:
         born = [(f.handle, self.unborn.pop(f.handle), f.sampling.choice) for f in plan.forks]
         rows = zip(plan.handles, plan.samples, strict=True)
         sampled = [names[handle] for handle, samples in rows if samples and handle in names]
-        return EndedStep(plan, result, born, sampled)
+        return EndedStep(plan, result, born, sampled, _right_guesses(plan, result))
 
     def check_progress(self, most_urgent: Hashable, rows: Collection[Hashable]) -> None:
         """Prove that the most urgent member computes in a plan.
@@ -96,3 +98,15 @@ class StepsInFlight:
                 if samples and handle in names and is_last(names[handle]):
                     waits.add(names[handle])
         return waits
+
+
+def _right_guesses(plan: StepPlan, result: StepResult) -> dict[int, tuple[int, ...]]:
+    right = {}
+    at = 0
+    columns = plan.handles, plan.samples, plan.offsets, plan.counts, plan.guesses
+    # Without guesses in the plan the last column is empty, and so is the answer.
+    for handle, samples, offset, count, guessed in zip(*columns, strict=False):
+        guesses = plan.token_ids[offset + count - guessed : offset + count]
+        right[handle] = guesses[: num_right(guesses, result.token_ids[at:])] if guessed else ()
+        at += samples + guessed
+    return right

@@ -6,7 +6,7 @@ of the prefix cache, a step that is not committed yet. Knows members (one choice
 name. Units: blocks, tokens, steps.
 """
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 from blockyard.scheduler.plan import StepPlan
 
@@ -109,16 +109,20 @@ class BlockLaws:
         tables = (self._tables[h] for h, other in self.names.items() if other == parent)
         self._left[name] = list(next(tables, self._left.get(parent, ())))
 
-    def commit(self, plan: StepPlan) -> None:
+    def commit(self, plan: StepPlan, right: Mapping[int, Sequence[int]] | None = None) -> None:
         """The plan is committed: what it has written may be found. Before its tokens are known.
 
         The next plan may have been followed already, and who has ended by then leaves nothing.
+
+        Args:
+            plan: the step.
+            right: guesses that were right, by handle.
         """
         for handle, start, count in zip(plan.handles, plan.starts, plan.counts, strict=True):
             name = self.names.get(handle)
             if name is None:
                 continue
-            tokens = self._known(name)[: start + count]
+            tokens = (*self._known(name), *(right or {}).get(handle, ()))[: start + count]
             written_blocks = -(-(start + count) // self._size)
             for index, block_id in enumerate(self._tables[handle][:written_blocks]):
                 written = tuple(tokens[: (index + 1) * self._size])

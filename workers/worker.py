@@ -22,7 +22,8 @@ from blockyard.workers.collectives import Communicator
 from blockyard.workers.config import Executor, WorkerConfig, WorkerKind, WorkerProfile
 from blockyard.workers.contract import UnsupportedModel
 from blockyard.workers.description import describe_model
-from blockyard.workers.grammar import grammars_of
+from blockyard.workers.grammar import grammars_of, prepare_masks
+from blockyard.workers.guesses import reached, rules_ahead
 from blockyard.workers.kv_cache import KVCache, KVGeometry
 from blockyard.workers.memory import count_blocks, count_host_blocks, measure_peak
 from blockyard.workers.model import DecoderModel
@@ -157,7 +158,7 @@ class ModelWorker:
             with torch.inference_mode():
                 result = self._compute(self._loaded(), self._cache, batch, result)
             if not self._communicator.rank:
-                self._batches.note_sampled(batch.sample_handles, result.token_ids)
+                self._batches.note_sampled(batch, result.token_ids)
         seconds = time.perf_counter() - began
         return replace(result, compute_seconds=seconds - copy_seconds)
 
@@ -165,9 +166,13 @@ class ModelWorker:
         self, model: DecoderModel, cache: KVCache, batch: FlatBatch, result: StepResult
     ) -> StepResult:
         """Run the model and sample; `result` with what came out."""
-        for known in batch.rule_tokens:
-            known.rules.record(known.position, batch.input_ids[known.begin : known.end])
-            known.rules.prepare()
+        rows = batch.sample_rows
+        if not self._communicator.rank:
+            for known in batch.rule_tokens:
+                known.rules.record(known.position, known.token_ids)
+            rows, ahead = rules_ahead(rows, batch.guessed)
+            rules = (*(known.rules for known in batch.rule_tokens), *ahead)
+            prepare_masks([one.grammar for one in rules if one.grammar is not None])
         attention = CachedAttention(cache, self._backend.begin(batch.attention))
         logits = model.forward(batch.input_ids, batch.positions, batch.sample_tokens, attention)
         if self._communicator.rank:
@@ -176,8 +181,7 @@ class ModelWorker:
         prompt_logprobs = score_prompts(logits, batch.prompt_rows, self._backend.sampler)
         if batch.sample_logits is not None:
             logits = logits[batch.sample_logits]
-        rows = batch.sample_rows
-        sampled = sample(logits[: len(rows)], rows, self._backend.sampler)
+        sampled = reached(sample(logits[: len(rows)], rows, self._backend.sampler), batch.guessed)
         errors = tuple(
             RowError(
                 batch.sample_handles[row],

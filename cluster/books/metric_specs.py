@@ -191,6 +191,15 @@ GROUP_METRICS: tuple[MetricSpec, ...] = (
         GROUP, one(lambda r: r.ledger.recomputed_tokens),
     ),
     MetricSpec(
+        "blockyard_guessed_tokens_total", "tokens",
+        "Next tokens that were guessed and checked (`--speculate`).",
+        GROUP, one(lambda r: r.ledger.guessed_tokens),
+    ),
+    MetricSpec(
+        "blockyard_right_guesses_total", "tokens", "Those of them that were right.",
+        GROUP, one(lambda r: r.ledger.right_guesses),
+    ),
+    MetricSpec(
         "blockyard_merged_blocks_total", "blocks", "Blocks given up for an equal one.",
         GROUP, one(lambda r: r.ledger.merged_blocks),
     ),

@@ -18,7 +18,7 @@ from blockyard.cluster.commands.start import (
     running,
     tls_files,
 )
-from blockyard.scheduler.config import PreemptionPolicy
+from blockyard.scheduler.config import PreemptionPolicy, Speculation
 
 __all__ = ["serve"]
 
@@ -125,6 +125,13 @@ def serve(
             max=2,
         ),
     ] = 1,
+    speculate: Annotated[
+        Speculation,
+        typer.Option(
+            help="Guess next tokens and check them in one step: ngram takes what followed the "
+            "newest ones before. Answers stay the same."
+        ),
+    ] = Speculation.OFF,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -182,6 +189,7 @@ def serve(
         "max_waiting": max_waiting,
         "preemption": preemption,
         "pipeline_depth": pipeline_depth,
+        "speculate": speculate,
         "metrics_host": metrics_host,
         "metrics_port": metrics_port,
         "serve_grpc_port": serve_grpc_port,

@@ -44,6 +44,7 @@ class Rig:
     prefill_rate: float = 0.0
     link_rate: float = 0.0
     depth: int = 1
+    guesser: Any = None
     specs: dict[str, RequestSpec] = field(default_factory=dict)
     reasons: dict[str, FinishReason] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
@@ -55,13 +56,14 @@ class Rig:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        limits = self.block_size, self.max_running, self.max_step_tokens
-        config = SchedulerConfig(self.context, *limits, 64, self.policy, pipeline_depth=self.depth)
+        limits = self.block_size, self.max_running, self.max_step_tokens, 64, self.policy
+        config = SchedulerConfig(self.context, *limits, pipeline_depth=self.depth)
         # A block has one byte: rates are in blocks.
         rates = RateMeter(1, self.prefill_rate, self.link_rate)
-        self.scheduler = Scheduler(config, self.num_blocks, self.num_host_blocks, rates)
-        worker_config = WorkerConfig("", self.context, block_size=self.block_size)
-        self.workers = [WitnessWorker(worker_config, self.vocab) for _ in range(self.ranks)]
+        pools = self.num_blocks, self.num_host_blocks
+        self.scheduler = Scheduler(config, *pools, rates, self.guesser)
+        common = WorkerConfig("", self.context, block_size=self.block_size)
+        self.workers = [WitnessWorker(common, self.vocab) for _ in range(self.ranks)]
         for worker in self.workers:
             worker.allocate(self.num_blocks, self.num_host_blocks)
         self.in_flight = StepsInFlight()
@@ -168,8 +170,8 @@ class Rig:
 
     def commit(self) -> int:
         """Book the oldest step in flight; returns its number."""
-        plan, result, born, sampled = self.in_flight.end(self.laws.names)
-        self.laws.commit(plan)
+        plan, result, born, sampled, right = self.in_flight.end(self.laws.names)
+        self.laws.commit(plan, right)
         for handle, parent, choice in born:
             request_id = self.specs[parent].request_id
             name = member_name(request_id, choice)
@@ -294,5 +296,4 @@ def make_rig() -> Callable[..., Rig]:
 @pytest.fixture(scope="session")
 def prompt_of() -> Callable[..., list[int]]:
     """Makes a prompt of a given length, the same for the same salt."""
-
     return lambda length, salt=0: random.Random(f"{length} {salt}").choices(range(VOCAB), k=length)

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 from blockyard.scheduler.block_keys import PrefixExtras, block_keys
 from blockyard.scheduler.config import PreemptionPolicy
 from blockyard.scheduler.request import RequestRefused
+from blockyard.workers.witness_guesser import WitnessGuesser
 
 CONTEXT = 40
 VOCAB = 97
@@ -44,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(PreemptionPolicy),
         link_rate=st.sampled_from((0.0, 0.1, 1.0, 10.0)),
         depth=st.sampled_from((1, 2)),
+        mistakes=st.none() | st.integers(0, 9),
     )
     def start(
         self,
@@ -55,7 +57,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: PreemptionPolicy,
         link_rate: float,
         depth: int,
+        mistakes: int | None,
     ) -> None:
+        """With `mistakes` steps check guesses, when one is in flight at a time."""
+        guesses = mistakes is not None and depth == 1
         self.rig = self.make_rig(
             num_blocks,
             block_size,
@@ -68,6 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefill_rate=4.0,
             link_rate=link_rate,
             depth=depth,
+            guesser=WitnessGuesser(VOCAB, mistakes or 0) if guesses else None,
         )
 
     @rule(

@@ -210,12 +210,12 @@ def test_rules_are_told_what_is_computed_and_what_was_known() -> None:
     plan = replace(FIRST, admitted=(Admission(7, sampling, 6, (10, 11, 12)), FIRST.admitted[1]))
     builder = _builder()
     (tokens,) = _apply(builder, plan).rule_tokens
-    assert (tokens.position, tokens.begin, tokens.end) == (0, 0, 6)
-    tokens.rules.record(tokens.position, torch.tensor(plan.token_ids[:6]))
+    assert (tokens.position, tokens.token_ids) == (0, plan.token_ids[:6])
+    tokens.rules.record(tokens.position, tokens.token_ids)
     batch = _apply(builder, SECOND)
     (again,) = batch.rule_tokens
     assert again.rules is tokens.rules
-    assert (again.position, again.begin, again.end) == (6, 1, 4)
+    assert (again.position, again.token_ids) == (6, SECOND.token_ids[1:4])
     assert [row.rules for row in batch.sample_rows] == [None, tokens.rules]
 
 
@@ -246,7 +246,7 @@ def test_a_forks_rules_are_told_what_its_parents_computed_in_the_step() -> None:
     batch = _apply(_builder(), plan)
     parent, child = batch.rule_tokens
     for told in (parent, child):
-        told.rules.record(told.position, torch.tensor(plan.token_ids[told.begin : told.end]))
+        told.rules.record(told.position, told.token_ids)
     assert child.rules is batch.sample_rows[2].rules
     assert child.rules.produced.nonzero().flatten().tolist() == [12, 13, 14, 15]
     assert torch.equal(parent.rules.produced, child.rules.produced)

@@ -85,9 +85,9 @@ def test_tokens_are_counted_once_however_they_come() -> None:
     tokens = [1, 2, 3, 4, 4, 4, 5]
     whole = _rules(tokens, 2, **options)
     pieces = _rules(tokens[:4], 2, **options)
-    pieces.record(0, torch.tensor(tokens[:3]))
-    pieces.record(3, torch.tensor(tokens[3:6]))
-    pieces.record(6, torch.tensor(tokens[6:]))
+    pieces.record(0, tokens[:3])
+    pieces.record(3, tokens[3:6])
+    pieces.record(6, tokens[6:])
     assert torch.equal(whole.produced, pieces.produced)
     assert whole.produced[4] == 3
     one, other = _scores(), _scores()
@@ -100,8 +100,8 @@ def test_tokens_are_counted_once_however_they_come() -> None:
 def test_a_fork_goes_its_own_way() -> None:
     parent = _rules([1, 2], 1, presence_penalty=1.0)
     child = parent.child(SamplingParams(presence_penalty=1.0, choice=1))
-    parent.record(2, torch.tensor([3]))
-    child.record(2, torch.tensor([4]))
+    parent.record(2, [3])
+    child.record(2, [4])
     assert parent.produced.nonzero().flatten().tolist() == [2, 3]
     assert child.produced.nonzero().flatten().tolist() == [2, 4]
     assert torch.equal(parent.in_prompt, child.in_prompt)

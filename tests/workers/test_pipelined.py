@@ -82,7 +82,7 @@ def test_placeholders_are_filled_with_what_each_handle_sampled(plan: Planner) ->
         forks=((1, 3),),
     )
     batch = _apply(builder, first)
-    builder.note_sampled(batch.sample_handles, (40, 50, 60))
+    builder.note_sampled(batch, (40, 50, 60))
     awaiting = plan(
         2, rows={2: (1, (PLACEHOLDER,)), 1: (2, (PLACEHOLDER,)), 3: (2, (PLACEHOLDER,))}
     )

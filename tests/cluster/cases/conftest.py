@@ -23,7 +23,7 @@ from blockyard.cluster.local_dispatcher import LocalDispatcher
 from blockyard.cluster.request.whole_answer import WholeAnswer
 from blockyard.cluster.tokenizer import ModelTokenizer, load_tokenizer
 from blockyard.protos import generation_pb2 as pb
-from blockyard.scheduler.config import SchedulerConfig
+from blockyard.scheduler.config import SchedulerConfig, Speculation
 from blockyard.workers.config import Executor, WorkerConfig
 from blockyard.workers.description import describe_model
 from blockyard.workers.witness_files import write_witness_files
@@ -251,6 +251,7 @@ async def make_rig(tiny_dir: Path) -> AsyncIterator[Callable[..., Awaitable[Rig]
         executor: Executor | None = None,
         step_tokens: int = 64,
         running: int = 16,
+        speculate: Speculation = Speculation.OFF,
     ) -> Rig:
         worker = executor or ModelWorker(
             WorkerConfig(
@@ -265,7 +266,9 @@ async def make_rig(tiny_dir: Path) -> AsyncIterator[Callable[..., Awaitable[Rig]
                 max_running=running,
             )
         )
-        limits = SchedulerConfig(CONTEXT, max_running=running, max_step_tokens=step_tokens)
+        limits = SchedulerConfig(
+            CONTEXT, max_running=running, max_step_tokens=step_tokens, speculate=speculate
+        )
         model = describe_model(tiny_dir, "tiny")
         rig = Rig(await LocalDispatcher.start(model, worker, limits), load_tokenizer(tiny_dir))
         await rig.start()

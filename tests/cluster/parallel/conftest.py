@@ -12,7 +12,7 @@ import torch
 from blockyard.cluster.engine import Engine
 from blockyard.cluster.group_ranks import GroupRanks
 from blockyard.cluster.rank_process import ProcessRank
-from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig
+from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig, Speculation
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.scheduler.sampling import SamplingParams
@@ -71,6 +71,7 @@ async def _serve(
     policy: PreemptionPolicy,
     first_alone: bool,
     depth: int,
+    speculate: Speculation,
 ) -> Served:
     configs = [
         WorkerConfig(
@@ -98,6 +99,7 @@ async def _serve(
             max_step_tokens=max_step_tokens,
             preemption=policy,
             pipeline_depth=depth,
+            speculate=speculate,
         ),
         num_blocks,
         num_host_blocks=num_blocks,
@@ -144,6 +146,7 @@ def serve(rank_pool: RankPool) -> Callable[..., Served]:
         machines: Sequence[str] | None = None,
         first_alone: bool = False,
         depth: int = 1,
+        speculate: Speculation = Speculation.OFF,
     ) -> Served:
         return asyncio.run(
             _serve(
@@ -157,6 +160,7 @@ def serve(rank_pool: RankPool) -> Callable[..., Served]:
                 policy,
                 first_alone,
                 depth,
+                speculate,
             )
         )
 
