@@ -8,6 +8,7 @@ another.
 import argparse
 import importlib
 import json
+import math
 import os
 import sys
 import time
@@ -54,7 +55,11 @@ class Context:
         return self._until - time.monotonic()
 
     def row(self, **values: Any) -> None:
-        """Tell one result."""
+        """Tell one result; what is no number goes by its name, for JSON has none."""
+        values = {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
         self._rows[self._part].append(values)
         self.tell(event="row", row=values)
 

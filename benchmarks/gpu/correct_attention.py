@@ -138,7 +138,7 @@ def _row(
         dtype=str(dtype).removeprefix("torch."),
         kv_dtype=str(kv_dtype).removeprefix("torch."),
         form=form,
-        worst=worst if worst == worst else "NaN",
+        worst=worst,
         allowed=ALLOWED[dtype],
         correct=worst <= ALLOWED[dtype],
     )

@@ -52,7 +52,7 @@ def describe(context: Context) -> None:
             "arch": device_arch(context.device.torch_device),
             "multiprocessors": properties.multi_processor_count,
             "memory_gib": round(properties.total_memory / 2**30, 1),
-            "l2_mib": properties.L2_cache_size / 2**20,
+            "l2_mib": getattr(properties, "L2_cache_size", 0) / 2**20,
             "smi": _smi(),
         }
     context.row(**row)
