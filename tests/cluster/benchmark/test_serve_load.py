@@ -231,6 +231,24 @@ def test_the_command_tells_in_json_in_words_and_in_a_picture(
     assert "between tokens" in told.stdout
 
 
+def test_the_command_replays_a_trace_and_says_what_it_left_out(
+    dispatcher: Any, spell: Any, served_address: str, tmp_path: Path
+) -> None:
+    dispatcher.script = [spell("a"), FinishReason.LENGTH]
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"arrival_s": 0.01 * number, "prompt_tokens": length, "output_tokens": 1}
+        for number, length in enumerate((8, 9, 4000, 10, 11))
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    words = ["bench", "serve", "--address", served_address, "--trace", str(trace), "--json"]
+    ran = CliRunner().invoke(app, [*words, "--requests", "4", "--speed", "2"])
+    assert ran.exit_code == 0, ran.output
+    report = json.loads(ran.stdout)
+    assert (report["completed"], report["skipped"], report["loop"]) == (3, 1, "open")
+    assert {len(spec.prompt_token_ids) for _, spec in dispatcher.submitted} == {8, 9, 10}
+
+
 def test_the_command_says_what_is_wrong(dispatcher: Any, served_address: str) -> None:
     common = ["bench", "serve", "--address", served_address]
     for words, code, said in (
