@@ -60,6 +60,17 @@ class GrammarState:
             self._wait()
         return self._mask
 
+    def allows(self, token_id: int) -> bool:
+        """Whether a token may come next, as `mask` has it; takes less time than that."""
+        self._wait()
+        if not self._filled and not self._matcher.is_stopped():
+            # Where a text is given, a mask has only its usual first token, no shorter piece.
+            given = self._matcher.compute_ff_tokens()
+            if given:
+                return bool(given[0] == token_id)
+            return bool(self._matcher.validate_tokens([token_id]))
+        return bool(self.mask[token_id // _BITS] >> token_id % _BITS & 1)
+
     def copy(self) -> "GrammarState":
         """The same place, for a fork to go on from."""
         self._wait()

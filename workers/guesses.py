@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from blockyard.scheduler.plan import num_right
-from blockyard.workers.logit_rules import LogitRules
 from blockyard.workers.sampler import SampledTokens, SampleRow
 
 __all__ = ["GuessedRow", "reached", "rules_ahead"]
@@ -35,12 +34,9 @@ class GuessedRow:
         return self.first + len(self.token_ids) + 1
 
 
-def rules_ahead(
-    rows: Sequence[SampleRow], guessed: Sequence[GuessedRow]
-) -> tuple[tuple[SampleRow, ...], list[LogitRules]]:
-    """Sample rows whose rules know the guesses before them; and the rules made for that."""
+def rules_ahead(rows: Sequence[SampleRow], guessed: Sequence[GuessedRow]) -> tuple[SampleRow, ...]:
+    """Sample rows whose rules know the guesses before them."""
     ahead = list(rows)
-    made: list[LogitRules] = []
     for one in guessed:
         rules = rows[one.first].rules
         if rules is None:
@@ -48,9 +44,8 @@ def rules_ahead(
         for place, token in enumerate(one.token_ids):
             rules = rules.child(rules.sampling)
             rules.record(one.position + place, (token,))
-            made.append(rules)
             ahead[one.first + place + 1] = replace(ahead[one.first + place + 1], rules=rules)
-    return tuple(ahead), made
+    return tuple(ahead)
 
 
 def reached(sampled: SampledTokens, guessed: Sequence[GuessedRow]) -> SampledTokens:

@@ -15,15 +15,18 @@ import torch
 from blockyard.cuda.backend import TokenKernels
 from blockyard.cuda.sampling import RowSampling
 from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
-from blockyard.workers.grammar import apply_masks
+from blockyard.workers.grammar import GrammarState, apply_masks
 from blockyard.workers.gumbel import NoiseKey, gumbel_noise, gumbel_noise_at
 from blockyard.workers.logit_rules import LogitRules, penalise
 from blockyard.workers.logprobs import token_logprobs
 from blockyard.workers.truncation import candidates_of, truncates
 
-__all__ = ["SampleRow", "SampledTokens", "rows_drawn_at_once", "sample"]
+__all__ = ["SampleRow", "SampledTokens", "grammars_ahead", "rows_drawn_at_once", "sample"]
 
 _DRAWN_ELEMENTS = 1 << 20
+_BROKEN = 1
+_EMPTY = 2
+"""Columns of what is chosen, after the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,58 @@ def sample(
     if not rows:
         return SampledTokens((), ())
     scores = _ruled(logits.float(), rows, kernels)
+    answer = _choose(scores, rows, kernels)
+    refused = [
+        index
+        for index, row in enumerate(rows)
+        if (grammar := _tried_first(row, scores.shape[1], scores.device)) is not None
+        and not answer[_BROKEN][index]
+        and not grammar.allows(answer[0][index])
+    ]
+    if refused:
+        left = scores[torch.tensor(refused, device=scores.device)]
+        some = [rows[index] for index in refused]
+        states = {at: row.rules.grammar for at, row in enumerate(some) if row.rules is not None}
+        apply_masks(left, {at: state for at, state in states.items() if state is not None})
+        for column, values in zip(answer, _choose(left, some, kernels), strict=True):
+            for index, value in zip(refused, values, strict=True):
+                column[index] = value
+    token_ids = tuple(answer[0])
+    failed = tuple(row for row, means_nothing in enumerate(answer[_BROKEN]) if means_nothing)
+    emptied = tuple(row for row, nothing in enumerate(answer[_EMPTY]) if nothing)
+    logprobs = _logprobs(logits, rows, token_ids, kernels)
+    return SampledTokens(token_ids, failed, logprobs, emptied)
+
+
+def grammars_ahead(
+    rows: Sequence[SampleRow], vocabulary: int, device: torch.device
+) -> list[GrammarState]:
+    """Grammars whose masks `sample` will need, whatever the scores are."""
+    return [
+        row.rules.grammar
+        for row in rows
+        if row.rules is not None
+        and row.rules.grammar is not None
+        and _tried_first(row, vocabulary, device) is None
+    ]
+
+
+def _tried_first(row: SampleRow, vocabulary: int, device: torch.device) -> GrammarState | None:
+    """The grammar of a row whose token is chosen without it and then shown to it.
+
+    Where the best score wins among all tokens, it also wins among fewer. On a CPU, which has the
+    model to run, a mask takes longer than to ask after one token, and mostly that one may come.
+    """
+    if device.type != "cpu" or row.rules is None:
+        return None
+    whole = row.sampling.greedy or not truncates(row.sampling, vocabulary)
+    return row.rules.grammar if whole else None
+
+
+def _choose(
+    scores: torch.Tensor, rows: Sequence[SampleRow], kernels: TokenKernels | None
+) -> list[list[int]]:
+    """For each row its token, whether that means nothing, and whether none was left."""
     if kernels is None:
         highest, choices = scores.max(dim=-1)  # NaN counts as the highest
         broken = ~torch.isfinite(highest)
@@ -97,14 +152,11 @@ def sample(
     at_once = rows_drawn_at_once(scores.shape[1])
     for begin in range(0, len(drawn), at_once):
         part = drawn[begin : begin + at_once]
-        index = torch.tensor(part, device=logits.device)
+        index = torch.tensor(part, device=scores.device)
         choices = choices.index_copy(0, index, _draw(scores[index], [rows[i] for i in part]))
-    answer = torch.stack((choices, broken.long(), empty.long())).tolist()  # one transfer
-    token_ids = tuple(answer[0])
-    failed = tuple(row for row, means_nothing in enumerate(answer[1]) if means_nothing)
-    emptied = tuple(row for row, nothing in enumerate(answer[2]) if nothing)
-    logprobs = _logprobs(logits, rows, token_ids, kernels)
-    return SampledTokens(token_ids, failed, logprobs, emptied)
+    columns = torch.stack((choices, broken.long(), empty.long()))
+    answer: list[list[int]] = columns.tolist()  # one transfer
+    return answer
 
 
 def _left_to_torch(sampling: SamplingParams) -> bool:
@@ -129,7 +181,10 @@ def _for_kernel(row: SampleRow) -> RowSampling:
 def _ruled(
     scores: torch.Tensor, rows: Sequence[SampleRow], kernels: TokenKernels | None
 ) -> torch.Tensor:
-    """Scores after rules, the mask of stop tokens, and penalties; `scores` is not changed."""
+    """Scores after rules, the mask of stop tokens, and penalties; `scores` is not changed.
+
+    Without grammars that are shown the token chosen.
+    """
     row_ids: list[int] = []
     token_ids: list[int] = []
     for index, row in enumerate(rows):
@@ -143,7 +198,12 @@ def _ruled(
     scores = scores.clone()
     for index, rules in ruled:
         rules.apply(scores[index])
-    grammars = {index: rules.grammar for index, rules in ruled if rules.grammar is not None}
+    grammars = {
+        index: rules.grammar
+        for index, rules in ruled
+        if rules.grammar is not None
+        and _tried_first(rows[index], scores.shape[1], scores.device) is None
+    }
     if grammars:
         apply_masks(scores, grammars)
     if row_ids:

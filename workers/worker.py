@@ -30,7 +30,7 @@ from blockyard.workers.model import DecoderModel
 from blockyard.workers.profiling import largest_batch, measure_link, measure_prefill
 from blockyard.workers.progress import ProgressReporter, SilentProgress
 from blockyard.workers.prompt_scores import score_prompts
-from blockyard.workers.sampler import sample
+from blockyard.workers.sampler import grammars_ahead, sample
 
 __all__ = ["ModelWorker", "make_worker"]
 
@@ -170,9 +170,8 @@ class ModelWorker:
         if not self._communicator.rank:
             for known in batch.rule_tokens:
                 known.rules.record(known.position, known.token_ids)
-            rows, ahead = rules_ahead(rows, batch.guessed)
-            rules = (*(known.rules for known in batch.rule_tokens), *ahead)
-            prepare_masks([one.grammar for one in rules if one.grammar is not None])
+            rows = rules_ahead(rows, batch.guessed)
+            prepare_masks(grammars_ahead(rows, model.vocab_size, self._device))
         attention = CachedAttention(cache, self._backend.begin(batch.attention))
         logits = model.forward(batch.input_ids, batch.positions, batch.sample_tokens, attention)
         if self._communicator.rank:

@@ -4,7 +4,7 @@ Knows no transport.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from blockyard.cluster.benchmark.load_requests import LoadRequest
@@ -101,6 +101,11 @@ class Outcome:
     def first_token_seconds(self) -> float | None:
         """From when it was due to its first piece; None when there was none."""
         return self.pieces[0][0] - self.due if self.pieces else None
+
+    def later(self, seconds: float) -> "Outcome":
+        """The same in a load that began so much earlier."""
+        pieces = [(when + seconds, count) for when, count in self.pieces]
+        return replace(self, due=self.due + seconds, pieces=pieces, ended=self.ended + seconds)
 
     def gaps(self) -> list[float]:
         """Seconds between tokens: a piece of several shares out the wait for it."""

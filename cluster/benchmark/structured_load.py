@@ -81,7 +81,9 @@ async def measure_structured(
     for _ in range(load.rounds):
         outcomes = await served(of_json_tasks(load.requests, number))
         speeds["structured"].append(summarise_load(outcomes).output_tokens_per_s)
-        structured.extend(outcomes)
+        # One after the other, as if they had been one load.
+        began = max((outcome.ended for outcome in structured), default=0.0)
+        structured.extend(outcome.later(began) for outcome in outcomes)
         number += load.requests
         # Other numbers, so that no prompt is found in a cache.
         asked = of_json_tasks(load.requests, number)

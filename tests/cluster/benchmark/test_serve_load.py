@@ -172,6 +172,8 @@ async def test_structured_answers_are_judged_and_plain_ones_have_their_lengths()
     yes_or_no = JSON_SCHEMAS.index('{"type": "boolean"}')
     assert figures.valid == 2 and figures.requests == 60
     assert [is_valid(outcome) for outcome in structured[:30]].index(True) == (yes_or_no - 32) % 30
+    ends = [outcome.ended for outcome in structured]
+    assert max(ends[:30]) <= min(outcome.due for outcome in structured[30:]), "rounds in a row"
     plain = [request for request in endpoint.asked if not request.schema]
     assert len(plain) == 60 and {request.max_tokens for request in plain} == {3}
     prompts = [request.prompt for request in endpoint.asked]
