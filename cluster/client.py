@@ -13,6 +13,14 @@ import grpc
 
 from blockyard.cluster.client_error import ServerError, server_error
 from blockyard.cluster.client_request import Settings, build_request
+from blockyard.cluster.client_streams import (
+    open_chunks,
+    open_stream,
+    read_blocking_stream,
+    read_stream,
+    resuming,
+    resuming_blocking,
+)
 from blockyard.protos import cluster_pb2, generation_pb2
 from blockyard.protos.generation_pb2 import GenerateRequest
 
@@ -33,7 +41,6 @@ API_KEY_VARIABLE = "BLOCKYARD_API_KEY"
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-_GENERATE_STREAM = "/blockyard.v1.Generation/GenerateStream"
 _GET_LEDGER = "/blockyard.v1.Cluster/GetLedger"
 _GET_ARRIVALS = "/blockyard.v1.Cluster/GetArrivals"
 _WATCH_LEDGER = "/blockyard.v1.Cluster/WatchLedger"
@@ -89,13 +96,30 @@ class GenerationClient:
     async def stream(
         self, request: GenerateRequest
     ) -> AsyncGenerator[generation_pb2.GenerateChunk, None]:
-        """The answer in pieces; closing the generator cancels the request. Raises `ServerError`."""
-        call = _open_stream(self._channel, _GENERATE_STREAM, request, generation_pb2.GenerateChunk)(
-            request, timeout=self._timeout_seconds, metadata=self._metadata
-        )
-        async with aclosing(_read_stream(call)) as chunks:
+        """The answer in pieces; closing the generator cancels the request.
+
+        With `resume_seconds` in the request a stream that is cut off is read on.
+
+        Raises:
+            ServerError: refused, failed, or cut off.
+        """
+        async with aclosing(resuming(self._open, request, self.abort)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    async def explain(self, request_id: str) -> generation_pb2.ExplainResponse:
+        """Why a request of ours waits, while it is being served. Raises `ServerError`."""
+        request = generation_pb2.ExplainRequest(request_id=request_id)
+        told: generation_pb2.ExplainResponse = await self._unary(
+            "/blockyard.v1.Generation/Explain", request, generation_pb2.ExplainResponse
+        )
+        return told
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request of ours; False when none is being served. Raises `ServerError`."""
+        request = generation_pb2.AbortRequest(request_id=request_id)
+        method = "/blockyard.v1.Generation/Abort"
+        return bool((await self._unary(method, request, generation_pb2.AbortResponse)).aborted)
 
     async def ledger(self, audit: bool = False) -> cluster_pb2.LedgerResponse:
         """The books of every group, proved with `audit`. Raises `ServerError`."""
@@ -109,10 +133,18 @@ class GenerationClient:
     ) -> AsyncGenerator[cluster_pb2.LedgerResponse, None]:
         """The books now and as they change, without a time limit. Raises `ServerError`."""
         request = _watch_request(interval_seconds, heartbeat_seconds)
-        call = _open_stream(self._channel, _WATCH_LEDGER, request, cluster_pb2.LedgerResponse)
-        async with aclosing(_read_stream(call(request, metadata=self._metadata))) as books:
+        call = open_stream(self._channel, _WATCH_LEDGER, request, cluster_pb2.LedgerResponse)
+        async with aclosing(read_stream(call(request, metadata=self._metadata))) as books:
             async for response in books:
                 yield response
+
+    async def arrivals(self, after: Mapping[str, int], salt: bytes) -> cluster_pb2.ArrivalsResponse:
+        """What the cluster was asked for since `next` of the last answer. Raises `ServerError`."""
+        request = cluster_pb2.GetArrivalsRequest(after=after, salt=salt)
+        response: cluster_pb2.ArrivalsResponse = await self._unary(
+            _GET_ARRIVALS, request, cluster_pb2.ArrivalsResponse
+        )
+        return response
 
     async def model(self, name: str = "") -> cluster_pb2.ModelResponse:
         """Facts of a model; of the default one without a name. Raises `ServerError`."""
@@ -122,6 +154,9 @@ class GenerationClient:
             cluster_pb2.ModelResponse,
         )
         return response
+
+    def _open(self, request: Any) -> Any:
+        return open_chunks(self._channel, request, self._timeout_seconds, self._metadata)
 
     async def _unary(self, method: str, request: Any, response_type: Any) -> Any:
         call = self._channel.unary_unary(
@@ -165,57 +200,43 @@ class BlockingClient:
 
     def generate(self, request: GenerateRequest) -> generation_pb2.GenerateResponse:
         """The whole answer. Raises `ServerError`."""
-        call = self._channel.unary_unary(
-            "/blockyard.v1.Generation/Generate",
-            request_serializer=GenerateRequest.SerializeToString,
-            response_deserializer=generation_pb2.GenerateResponse.FromString,
+        response: generation_pb2.GenerateResponse = self._unary(
+            "/blockyard.v1.Generation/Generate", request, generation_pb2.GenerateResponse
         )
-        try:
-            response: generation_pb2.GenerateResponse = call(
-                request, timeout=self._timeout_seconds, metadata=self._metadata
-            )
-        except grpc.RpcError as error:
-            raise server_error(error) from None
         return response
 
     def stream(
         self, request: GenerateRequest
     ) -> Generator[generation_pb2.GenerateChunk, None, None]:
-        """The answer in pieces; closing the generator cancels the request. Raises `ServerError`."""
-        call = _open_stream(self._channel, _GENERATE_STREAM, request, generation_pb2.GenerateChunk)(
-            request, timeout=self._timeout_seconds, metadata=self._metadata
-        )
-        yield from _read_blocking_stream(call)
+        """The answer in pieces; closing the generator cancels the request.
+
+        With `resume_seconds` in the request a stream that is cut off is read on.
+
+        Raises:
+            ServerError: refused, failed, or cut off.
+        """
+        yield from resuming_blocking(self._open, request, self.abort)
 
     def ledger(self, audit: bool = False) -> cluster_pb2.LedgerResponse:
         """The books of every group, proved with `audit`. Raises `ServerError`."""
-        call = self._channel.unary_unary(
-            _GET_LEDGER,
-            request_serializer=cluster_pb2.GetLedgerRequest.SerializeToString,
-            response_deserializer=cluster_pb2.LedgerResponse.FromString,
+        request = cluster_pb2.GetLedgerRequest(audit=audit)
+        response: cluster_pb2.LedgerResponse = self._unary(
+            _GET_LEDGER, request, cluster_pb2.LedgerResponse
         )
-        try:
-            response: cluster_pb2.LedgerResponse = call(
-                cluster_pb2.GetLedgerRequest(audit=audit),
-                timeout=self._timeout_seconds,
-                metadata=self._metadata,
-            )
-        except grpc.RpcError as error:
-            raise server_error(error) from None
         return response
+
+    def abort(self, request_id: str) -> bool:
+        """End a request of ours; False when none is being served. Raises `ServerError`."""
+        request = generation_pb2.AbortRequest(request_id=request_id)
+        method = "/blockyard.v1.Generation/Abort"
+        return bool(self._unary(method, request, generation_pb2.AbortResponse).aborted)
 
     def arrivals(self, after: Mapping[str, int], salt: bytes) -> cluster_pb2.ArrivalsResponse:
         """What the cluster was asked for since `next` of the last answer. Raises `ServerError`."""
-        call = self._channel.unary_unary(
-            _GET_ARRIVALS,
-            request_serializer=cluster_pb2.GetArrivalsRequest.SerializeToString,
-            response_deserializer=cluster_pb2.ArrivalsResponse.FromString,
-        )
         request = cluster_pb2.GetArrivalsRequest(after=after, salt=salt)
-        try:
-            response: cluster_pb2.ArrivalsResponse = call(request, timeout=self._timeout_seconds)
-        except grpc.RpcError as error:
-            raise server_error(error) from None
+        response: cluster_pb2.ArrivalsResponse = self._unary(
+            _GET_ARRIVALS, request, cluster_pb2.ArrivalsResponse
+        )
         return response
 
     def watch_ledger(
@@ -223,8 +244,22 @@ class BlockingClient:
     ) -> Generator[cluster_pb2.LedgerResponse, None, None]:
         """The books now and as they change, without a time limit. Raises `ServerError`."""
         request = _watch_request(interval_seconds, heartbeat_seconds)
-        call = _open_stream(self._channel, _WATCH_LEDGER, request, cluster_pb2.LedgerResponse)
-        yield from _read_blocking_stream(call(request, metadata=self._metadata))
+        call = open_stream(self._channel, _WATCH_LEDGER, request, cluster_pb2.LedgerResponse)
+        yield from read_blocking_stream(call(request, metadata=self._metadata))
+
+    def _open(self, request: Any) -> Any:
+        return open_chunks(self._channel, request, self._timeout_seconds, self._metadata)
+
+    def _unary(self, method: str, request: Any, response_type: Any) -> Any:
+        call = self._channel.unary_unary(
+            method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response_type.FromString,
+        )
+        try:
+            return call(request, timeout=self._timeout_seconds, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise server_error(error) from None
 
 
 def _key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
@@ -238,34 +273,6 @@ def _watch_request(
     return cluster_pb2.WatchLedgerRequest(
         interval_seconds=interval_seconds, heartbeat_seconds=heartbeat_seconds
     )
-
-
-def _open_stream(channel: Any, method: str, request: Any, response_type: Any) -> Any:
-    return channel.unary_stream(
-        method,
-        request_serializer=type(request).SerializeToString,
-        response_deserializer=response_type.FromString,
-    )
-
-
-async def _read_stream(call: Any) -> AsyncGenerator[Any, None]:
-    """What comes, until it ends; closing it cancels the call."""
-    try:
-        async for message in call:
-            yield message
-    except grpc.RpcError as error:
-        raise server_error(error) from None
-    finally:
-        call.cancel()
-
-
-def _read_blocking_stream(call: Any) -> Generator[Any, None, None]:
-    try:
-        yield from call
-    except grpc.RpcError as error:
-        raise server_error(error) from None
-    finally:
-        call.cancel()
 
 
 def _channel_options() -> list[tuple[str, int]]:

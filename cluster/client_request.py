@@ -1,12 +1,21 @@
 """Requests from plain values, for every client of ours. Knows no connection. Units: tokens."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from blockyard.protos import generation_pb2
 from blockyard.protos.generation_pb2 import GenerateRequest
 
 __all__ = ["Settings", "build_request"]
+
+
+_TOOL_CHOICES = {
+    "auto": generation_pb2.TOOL_CHOICE_AUTO,
+    "none": generation_pb2.TOOL_CHOICE_NONE,
+    "required": generation_pb2.TOOL_CHOICE_REQUIRED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +24,7 @@ class Settings:
 
     max_tokens: int | None = None
     temperature: float | None = None
+    fallback_temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
@@ -45,19 +55,25 @@ def build_request(
     *,
     prompt: str | None = None,
     token_ids: Sequence[int] | None = None,
-    messages: Sequence[Mapping[str, str]] | None = None,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    tool_choice: str = "",
     model: str = "",
     request_id: str = "",
     settings: Settings | None = None,
+    resume_seconds: float | None = None,
 ) -> GenerateRequest:
     """A request from plain values. Give exactly one of prompt, token_ids and messages.
+
+    Messages, and the `tools` that go with them, are as OpenAI's API has them. `tool_choice` is
+    `auto`, `none`, `required` or the name of one of the tools; empty is the server's default.
 
     Raises:
         ValueError: not exactly one of them, or a value that the message cannot hold.
     """
     if sum(value is not None for value in (prompt, token_ids, messages)) != 1:
         raise ValueError("give exactly one of prompt, token_ids and messages")
-    request = GenerateRequest(model=model, request_id=request_id)
+    request = GenerateRequest(model=model, request_id=request_id, resume_seconds=resume_seconds)
     if prompt is not None:
         request.prompt = prompt
     elif token_ids is not None:
@@ -66,10 +82,42 @@ def build_request(
     elif messages is not None:
         request.chat.SetInParent()
         for message in messages:
-            request.chat.messages.add(role=message["role"], content=message["content"])
+            _add_message(request.chat, message)
+        _add_tools(request.chat, tools, tool_choice)
     if settings is not None:
         _fill(request.sampling, settings)
     return request
+
+
+def _add_message(chat: generation_pb2.ChatMessages, message: Mapping[str, Any]) -> None:
+    told = chat.messages.add(role=message["role"], content=message.get("content") or "")
+    told.tool_call_id = message.get("tool_call_id") or ""
+    told.reasoning = message.get("reasoning_content") or ""
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        function = call["function"]
+        told.tool_calls.add(
+            index=index,
+            id=call.get("id", ""),
+            name=function["name"],
+            arguments=function["arguments"],
+        )
+
+
+def _add_tools(
+    chat: generation_pb2.ChatMessages, tools: Sequence[Mapping[str, Any]], choice: str
+) -> None:
+    for tool in tools:
+        function = tool["function"]
+        chat.tools.add(
+            name=function["name"],
+            description=function.get("description", ""),
+            parameters=json.dumps(function.get("parameters") or {}),
+        )
+    if choice in _TOOL_CHOICES:
+        chat.tool_choice = _TOOL_CHOICES[choice]
+    elif choice:
+        chat.tool_choice = generation_pb2.TOOL_CHOICE_NAMED
+        chat.tool_name = choice
 
 
 def _fill(sampling: generation_pb2.SamplingParameters, settings: Settings) -> None:

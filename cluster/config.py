@@ -5,6 +5,7 @@ Knows nothing of how processes are started. Units are in the names.
 
 from dataclasses import dataclass
 
+from blockyard.cluster.request.speech_format import REASONING_FORMATS, TOOL_FORMATS
 from blockyard.cluster.tls import TlsFiles
 from blockyard.scheduler.config import (
     DEFAULT_BLOCK_SIZE,
@@ -31,6 +32,8 @@ class ServeConfig:
             threads: see `WorkerConfig`.
         max_running, max_step_tokens, max_waiting, preemption, pipeline_depth, speculate: see
             `SchedulerConfig`.
+        tool_call_parser, reasoning_parser: how the model marks calls and reasoning, see
+            `speech_format`; auto tells it from the chat template.
         num_groups: copies of the model.
         num_ranks: workers in each group.
         grpc_host, grpc_port: where each ingress listens for clients.
@@ -68,6 +71,8 @@ class ServeConfig:
     preemption: PreemptionPolicy = PreemptionPolicy.AUTO
     pipeline_depth: int = 1
     speculate: Speculation = Speculation.OFF
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     num_groups: int = 1
     num_ranks: int = 1
     grpc_host: str = LOOPBACK
@@ -89,7 +94,13 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         """Refuse what could not be started."""
-        for name, known in (("device", DEVICES), ("dtype", DTYPES), ("weights", WEIGHTS)):
+        for name, known in (
+            ("device", DEVICES),
+            ("dtype", DTYPES),
+            ("weights", WEIGHTS),
+            ("tool_call_parser", TOOL_FORMATS),
+            ("reasoning_parser", REASONING_FORMATS),
+        ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; known are {', '.join(known)}")
         for name in ("num_groups", "num_ranks", "num_ingresses"):

@@ -12,12 +12,21 @@ from prometheus_client.registry import Collector
 
 from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.group_books import GroupBooks
+from blockyard.cluster.served_request import ServedRequest
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.scheduler.yard_map import YardMap
 from blockyard.workers.description import ModelDescription
 
-__all__ = ["ArrivalSource", "Dispatcher", "GroupReport", "GroupYard", "Metered", "TokenStream"]
+__all__ = [
+    "ArrivalSource",
+    "Dispatcher",
+    "GroupReport",
+    "GroupYard",
+    "Metered",
+    "RequestDirectory",
+    "TokenStream",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,17 @@ class ArrivalSource(Protocol):
 
     async def arrivals(self, after: Mapping[str, int]) -> dict[str, ArrivalBatch]:
         """Requests that have ended in each group since a number, by group id."""
+        ...
+
+
+@runtime_checkable
+class RequestDirectory(Protocol):
+    """A dispatcher that finds requests by the names that their clients know."""
+
+    async def requests(
+        self, tenant: str, name: str, call_off: bool = False
+    ) -> tuple[ServedRequest, ...]:
+        """A tenant's requests with a name, as they stood; they are ended with `call_off`."""
         ...
 
 

@@ -19,6 +19,7 @@ from blockyard.cluster.books.shadow_feed import ShadowFeed
 from blockyard.cluster.books.step_meter import StepMeter
 from blockyard.cluster.group import Group, GroupLost
 from blockyard.cluster.steps_under_way import StepsUnderWay
+from blockyard.scheduler.explain import Explanation
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepResult
 from blockyard.scheduler.prefix_index import PrefixEvents
@@ -125,11 +126,12 @@ class Engine:
         """Whether any choice of a request has not ended."""
         return self._scheduler.serves(request_id)
 
-    def abort(self, request_id: str, choice: int | None = None) -> bool:
-        """Free the blocks of a request, or of one choice, now; False if it is not live.
+    def explain(self, request_id: str) -> tuple[Explanation, ...]:
+        """Why each choice of a request waits; empty when it is not live."""
+        return self._scheduler.explain(request_id)
 
-        Safe to call twice.
-        """
+    def abort(self, request_id: str, choice: int | None = None) -> bool:
+        """Free the blocks of a request or a choice now; False if it is not live. Safe twice."""
         aborted = self._scheduler.abort(request_id, choice)
         for listener in self._listeners:
             listener.aborted(request_id, choice)

@@ -30,6 +30,7 @@ from blockyard.cluster.messages import (
     Updates,
     YardAnswer,
 )
+from blockyard.cluster.served_request import AskRequests, RequestsAnswer, ServedRequest
 from blockyard.cluster.wire import Codec, Connection, Endpoint, WireError, connect
 from blockyard.scheduler.request import (
     RefusalCode,
@@ -64,6 +65,7 @@ class EngineLink:
         self._ledgers: dict[int, asyncio.Future[GroupBooks]] = {}
         self._yards: dict[int, asyncio.Future[YardMap]] = {}
         self._arrivals: dict[int, asyncio.Future[ArrivalBatch]] = {}
+        self._found: dict[int, asyncio.Future[tuple[ServedRequest, ...]]] = {}
         self._tickets = count(1)
         self._open = True
         self._gone_message = _GONE_MESSAGE
@@ -158,10 +160,16 @@ class EngineLink:
         """Requests that have ended there; see `ArrivalLog.take`. Raises like `books`."""
         return await self._ask(self._arrivals, lambda ticket: AskArrivals(ticket, after))
 
+    async def requests(self, tenant: str, name: str, call_off: bool) -> tuple[ServedRequest, ...]:
+        """A tenant's requests with a name there, ended if so. Raises like `books`."""
+        return await self._ask(
+            self._found, lambda ticket: AskRequests(ticket, tenant, name, call_off)
+        )
+
     async def _ask(
         self,
         answers: dict[int, asyncio.Future[Answer]],
-        question: Callable[[int], AskLedger | AskYard | AskArrivals],
+        question: Callable[[int], AskLedger | AskYard | AskArrivals | AskRequests],
     ) -> Answer:
         if not self._open:
             raise RequestRefused(RefusalCode.UNAVAILABLE, self._gone_message)
@@ -212,6 +220,8 @@ class EngineLink:
                 self._gone_message = text
             case LedgerAnswer(ticket, books):
                 _settle(self._ledgers.get(ticket), books)
+            case RequestsAnswer(ticket, requests):
+                _settle(self._found.get(ticket), requests)
             case YardAnswer(ticket, yard):
                 _settle(self._yards.get(ticket), yard)
             case ArrivalsAnswer(ticket, batch):
@@ -243,6 +253,7 @@ class EngineLink:
             *self._ledgers.values(),
             *self._yards.values(),
             *self._arrivals.values(),
+            *self._found.values(),
         )
         for answer in waiting:
             if not answer.done():

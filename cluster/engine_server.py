@@ -30,6 +30,8 @@ from blockyard.cluster.messages import (
     YardAnswer,
 )
 from blockyard.cluster.outbox import Outbox
+from blockyard.cluster.request_desk import RequestDesk
+from blockyard.cluster.served_request import AskRequests, RequestsAnswer
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.rank_facts import GroupFacts
@@ -78,6 +80,7 @@ class EngineServer:
         self._hanging_up: asyncio.Task[None] | None = None
         self._arrivals = ArrivalLog(scheduler.config.block_size)
         self.engine.listen(self._arrivals)
+        self._desk = RequestDesk(self.engine, self._deliver)
         self._books = EngineBooks(self.engine, self.check, facts, ask_memory)
 
     @classmethod
@@ -174,6 +177,9 @@ class EngineServer:
                 self._abort(reader, request_id, choice)
             case AskLedger():
                 self._books.answer(reader.connection, message)
+            case AskRequests(ticket, tenant, name, call_off):
+                ask = self._desk.call_off if call_off else self._desk.find
+                reader.connection.post(RequestsAnswer(ticket, ask(tenant, name)))
             case AskArrivals(ticket, after):
                 reader.connection.post(ArrivalsAnswer(ticket, self._arrivals.take(after)))
             case AskYard(ticket, max_cells):

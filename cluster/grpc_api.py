@@ -6,6 +6,7 @@ and report `ApiError` through its own context with `grpc_status.py`. Units: as i
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TypeVar
@@ -20,7 +21,10 @@ from blockyard.cluster.dispatch import ArrivalSource, Dispatcher, GroupReport
 from blockyard.cluster.request.api_error import ApiCode, ApiError, from_refusal
 from blockyard.cluster.request.caller import ANYBODY, Caller
 from blockyard.cluster.request.generation import GenerationService, find_model, unexpected_error
+from blockyard.cluster.request.limits import check_known_fields, check_name, invalid
 from blockyard.cluster.request.malformed_message import MalformedMessage
+from blockyard.cluster.request.request_service import RequestService
+from blockyard.cluster.request.resumable import ResumableStreams, check_grace
 from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import cluster_pb2, generation_pb2
@@ -47,29 +51,75 @@ def _well_formed(request: M | MalformedMessage) -> M:
 class GenerationApi:
     """`blockyard.v1.Generation`."""
 
-    def __init__(self, service: GenerationService, tokens: TokenService) -> None:
+    def __init__(
+        self, service: GenerationService, tokens: TokenService, requests: RequestService
+    ) -> None:
         self._service = service
         self._tokens = tokens
+        self._requests = requests
+        self._resumable: ResumableStreams[generation_pb2.GenerateChunk] = ResumableStreams(
+            lambda chunk: chunk.ByteSize(), lambda chunk: len(chunk.token_ids)
+        )
 
     async def generate(
         self, request: generation_pb2.GenerateRequest | MalformedMessage, caller: Caller = ANYBODY
     ) -> generation_pb2.GenerateResponse:
         """The whole answer. Raises `ApiError`."""
-        return await self._service.generate(_well_formed(request), caller)
+        asked: generation_pb2.GenerateRequest = _well_formed(request)
+        if asked.HasField("resume_seconds"):
+            raise invalid("resume_seconds", "is for streams; this answer comes whole")
+        return await self._service.generate(asked, caller)
 
     async def generate_stream(
         self, request: generation_pb2.GenerateRequest | MalformedMessage, caller: Caller = ANYBODY
     ) -> AsyncGenerator[generation_pb2.GenerateChunk, None]:
         """The answer in pieces; close it to leave early. Raises `ApiError`."""
-        async with aclosing(self._service.stream(_well_formed(request), caller)) as chunks:
+        asked: generation_pb2.GenerateRequest = _well_formed(request)
+        if asked.HasField("resume_seconds"):
+            check_grace(asked.resume_seconds)
+            asked.request_id = asked.request_id or secrets.token_hex(12)
+            source = self._service.stream(asked, caller)
+            named = (caller.tenant, asked.request_id, asked.resume_seconds)
+            answer = self._resumable.start(*named, source)
+        else:
+            answer = self._service.stream(asked, caller)
+        async with aclosing(answer) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    async def resume_stream(
+        self, request: generation_pb2.ResumeRequest | MalformedMessage, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[generation_pb2.GenerateChunk, None]:
+        """The rest of a stream that was cut off. Raises `ApiError`."""
+        asked: generation_pb2.ResumeRequest = _well_formed(request)
+        check_known_fields("request", asked)
+        check_name("request_id", asked.request_id)
+        place = (asked.request_id, asked.tokens_seen, "tokens_seen")
+        async with aclosing(self._resumable.resume(caller.tenant, *place)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def close(self) -> None:
+        """Give up the streams that wait to be resumed."""
+        await self._resumable.close()
 
     async def tokenize(
         self, request: generation_pb2.TokenizeRequest | MalformedMessage
     ) -> generation_pb2.TokenizeResponse:
         """A prompt's tokens. Raises `ApiError`."""
         return await self._tokens.tokenize(_well_formed(request))
+
+    async def explain(
+        self, request: generation_pb2.ExplainRequest | MalformedMessage, caller: Caller = ANYBODY
+    ) -> generation_pb2.ExplainResponse:
+        """Why a request waits. Raises `ApiError`."""
+        return await self._requests.explain(_well_formed(request), caller)
+
+    async def abort(
+        self, request: generation_pb2.AbortRequest | MalformedMessage, caller: Caller = ANYBODY
+    ) -> generation_pb2.AbortResponse:
+        """End a request. Raises `ApiError`."""
+        return await self._requests.abort(_well_formed(request), caller)
 
     async def detokenize(
         self, request: generation_pb2.DetokenizeRequest | MalformedMessage

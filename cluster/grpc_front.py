@@ -25,6 +25,7 @@ from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.api_keys import KeyRing
 from blockyard.cluster.request.caller import Caller
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
+from blockyard.cluster.request.request_service import RequestService
 from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tls import TlsFiles
 from blockyard.cluster.tokenizer import ModelTokenizer
@@ -68,9 +69,10 @@ class GrpcFront:
     ) -> None:
         """With `keys` every call but those for health and reflection must show one of them."""
         keys = keys if keys is not None else KeyRing()
-        generation = GenerationApi(
+        generation = self._generation = GenerationApi(
             GenerationService(dispatcher, tokenizers, keys=keys),
             TokenService(dispatcher, tokenizers),
+            RequestService(dispatcher),
         )
         self._server = grpc.aio.server(options=server_options(), interceptors=(KeyCheck(keys),))
         add_generation_to_server(_GenerationServicer(generation, keys), self._server)
@@ -104,6 +106,7 @@ class GrpcFront:
         """Take no new calls; give those under way so long, then cancel them."""
         self._cluster.end_watches()  # they would go on for the whole of the grace
         await self._server.stop(grace_seconds)
+        await self._generation.close()
 
     async def wait(self) -> None:
         """Return when the server has stopped."""
@@ -120,6 +123,15 @@ class _GenerationServicer:
 
     async def GenerateStream(self, request: Any, context: Any) -> None:
         await _answer_stream(self._api.generate_stream(request, self._caller(context)), context)
+
+    async def ResumeStream(self, request: Any, context: Any) -> None:
+        await _answer_stream(self._api.resume_stream(request, self._caller(context)), context)
+
+    async def Explain(self, request: Any, context: Any) -> Any:
+        return await _answer(self._api.explain(request, self._caller(context)), context)
+
+    async def Abort(self, request: Any, context: Any) -> Any:
+        return await _answer(self._api.abort(request, self._caller(context)), context)
 
     async def Tokenize(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.tokenize(request), context)

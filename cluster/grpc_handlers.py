@@ -24,6 +24,9 @@ def add_generation_to_server(servicer: Any, server: Any) -> None:
         {
             "Generate": _unary(servicer.Generate, generation_pb2.GenerateRequest),
             "GenerateStream": _stream(servicer.GenerateStream, generation_pb2.GenerateRequest),
+            "ResumeStream": _stream(servicer.ResumeStream, generation_pb2.ResumeRequest),
+            "Explain": _unary(servicer.Explain, generation_pb2.ExplainRequest),
+            "Abort": _unary(servicer.Abort, generation_pb2.AbortRequest),
             "Tokenize": _unary(servicer.Tokenize, generation_pb2.TokenizeRequest),
             "Detokenize": _unary(servicer.Detokenize, generation_pb2.DetokenizeRequest),
         },

@@ -94,6 +94,7 @@ class HttpFront:
         await self._serving
         # Those that were cancelled free what they hold; whoever stops us relies on that.
         await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
+        await self._api.close()
 
     async def _serve_call(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One call; cancelled at a stop it just ends, which is no failure to be logged."""

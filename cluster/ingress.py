@@ -21,6 +21,7 @@ from blockyard.cluster.group_links import GroupLinks
 from blockyard.cluster.journal import Journal
 from blockyard.cluster.messages import GroupIdentity, Groups
 from blockyard.cluster.resuming_stream import ResumingStream
+from blockyard.cluster.served_request import ServedRequest
 from blockyard.cluster.wire import Endpoint
 from blockyard.scheduler.block_keys import PromptKeys
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
@@ -155,6 +156,18 @@ class ClusterDispatcher:
             return group.group_id, await link.arrivals(after.get(group.group_id, 0))
 
         return dict(await self._of_every_group(ask))
+
+    async def requests(
+        self, tenant: str, name: str, call_off: bool = False
+    ) -> tuple[ServedRequest, ...]:
+        """A tenant's requests with a name, whoever serves them and whichever ingress sent them."""
+
+        async def ask(group: GroupIdentity) -> tuple[ServedRequest, ...]:
+            link = await self._groups.link(group.group_id)
+            return await link.requests(tenant, name, call_off)
+
+        found = await self._of_every_group(ask)
+        return tuple(request for group in found for request in group)
 
     async def _of_every_group(
         self, ask: Callable[[GroupIdentity], Awaitable[Answer]]

@@ -27,6 +27,7 @@ from blockyard.cluster.ingress import ClusterDispatcher
 from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.api_keys import KeyRing, read_api_keys
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
+from blockyard.cluster.request.request_service import RequestService
 from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tokenizer import load_tokenizer
 
@@ -49,13 +50,19 @@ class IngressReplica:
         config = configs[0]
         self._config = config
         models = tuple(each.model for each in configs)
-        tokenizers = {model.name: load_tokenizer(model.directory) for model in models}
+        tokenizers = {
+            each.model.name: load_tokenizer(
+                each.model.directory, each.tool_call_parser, each.reasoning_parser
+            )
+            for each in configs
+        }
         locate = partial(locate_central, config.wire_host, config.central_resource)
         self._dispatcher = ClusterDispatcher(models, locate)
         self._link = asyncio.create_task(self._dispatcher.run(), name="central-link")
         self._generation = GenerationApi(
             GenerationService(self._dispatcher, tokenizers),
             TokenService(self._dispatcher, tokenizers),
+            RequestService(self._dispatcher),
         )
         self._cluster = ClusterApi(self._dispatcher, tokenizers)
         self._health = HealthApi(self._dispatcher)
@@ -86,6 +93,21 @@ class IngressReplica:
         async with aclosing(messages):
             async for message in messages:
                 yield message
+
+    async def ResumeStream(self, request: Any, grpc_context: SettableContext) -> AsyncIterator[Any]:
+        """`blockyard.v1.Generation.ResumeStream` behind Serve's proxy."""
+        messages = _stream(self._generation.resume_stream(request), grpc_context)
+        async with aclosing(messages):
+            async for message in messages:
+                yield message
+
+    async def Explain(self, request: Any, grpc_context: SettableContext) -> Any:
+        """`blockyard.v1.Generation.Explain` behind Serve's proxy."""
+        return await _answer(self._generation.explain(request), grpc_context)
+
+    async def Abort(self, request: Any, grpc_context: SettableContext) -> Any:
+        """`blockyard.v1.Generation.Abort` behind Serve's proxy."""
+        return await _answer(self._generation.abort(request), grpc_context)
 
     async def Tokenize(self, request: Any, grpc_context: SettableContext) -> Any:
         """`blockyard.v1.Generation.Tokenize` behind Serve's proxy."""
@@ -143,6 +165,7 @@ class IngressReplica:
         self._yard.end()
         grace_seconds = self._config.drain_seconds
         await asyncio.gather(front.stop(grace_seconds), self._http.stop(grace_seconds))
+        await self._generation.close()
         if self._metrics is not None:
             await self._metrics.stop()
         self._link.cancel()

@@ -11,6 +11,8 @@ from blockyard.cluster.dispatch import GroupReport, GroupYard, TokenStream
 from blockyard.cluster.engine import Engine
 from blockyard.cluster.engine_stream import EngineStream, first_words_first
 from blockyard.cluster.local_group import LocalGroup
+from blockyard.cluster.request_desk import RequestDesk
+from blockyard.cluster.served_request import ServedRequest
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec, RequestUpdate
@@ -33,6 +35,7 @@ class LocalDispatcher:
         self._group = group
         self._streams: dict[str, EngineStream] = {}
         self.engine = Engine(scheduler, group, self._deliver, self._lose)
+        self._desk = RequestDesk(self.engine, self._deliver)
         self._loop_task = asyncio.create_task(self.engine.run(), name="engine-loop")
 
     @classmethod
@@ -88,6 +91,12 @@ class LocalDispatcher:
         books = GroupBooks(self.engine.ledger(), self.engine.shadow.reports())
         report = GroupReport("local", self._model.name, self._device, "", books)
         return (GroupYard(report, self.engine.draw_yard(max_cells)),)
+
+    async def requests(
+        self, tenant: str, name: str, call_off: bool = False
+    ) -> tuple[ServedRequest, ...]:
+        """A tenant's requests with a name; see `RequestDesk`."""
+        return (self._desk.call_off if call_off else self._desk.find)(tenant, name)
 
     async def ready(self) -> bool:
         """Whether the engine steps."""

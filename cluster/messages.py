@@ -8,6 +8,7 @@ import msgspec
 
 from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.group_books import GroupBooks
+from blockyard.cluster.served_request import AskRequests, RequestsAnswer
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RefusalCode, RequestSpec, RequestUpdate
@@ -186,8 +187,17 @@ class YardAnswer(_Message, frozen=True):
     yard: YardMap
 
 
-IngressToEngine = Submit | Resume | Abort | AskLedger | AskYard | AskArrivals
-EngineToIngress = Submitted | Refused | Updates | Lost | LedgerAnswer | YardAnswer | ArrivalsAnswer
+IngressToEngine = Submit | Resume | Abort | AskLedger | AskYard | AskArrivals | AskRequests
+EngineToIngress = (
+    Submitted
+    | Refused
+    | Updates
+    | Lost
+    | LedgerAnswer
+    | YardAnswer
+    | ArrivalsAnswer
+    | RequestsAnswer
+)
 
 
 # --- to and from the central scheduler ------------------------------------------------------------

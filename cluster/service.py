@@ -33,8 +33,7 @@ _OWN_OF_A_MODEL = frozenset(
             "kv_memory_bytes",
         ),
         *("threads", "max_running", "max_step_tokens", "max_waiting", "preemption"),
-        "pipeline_depth",
-        "speculate",
+        *("pipeline_depth", "speculate", "tool_call_parser", "reasoning_parser"),
         *("num_groups", "num_ranks", "stall_seconds", "group_resource"),
     }
 )

@@ -19,8 +19,10 @@ from blockyard.cluster.request.chat_template import (
     read_chat_template,
 )
 from blockyard.cluster.request.control_text import ControlText, PlainEncoder
+from blockyard.cluster.request.speech_format import SpeechFormat, speech_format
 from blockyard.cluster.request.token_decoder import (
     ByteTokenDecoder,
+    MarkDecoder,
     TokenDecoder,
     WindowTokenDecoder,
 )
@@ -41,12 +43,25 @@ class TokenizerFilesError(Exception):
 class ModelTokenizer:
     """One model's tokenizer. Its methods may be called from several threads at once."""
 
-    def __init__(self, inner: Tokenizer, template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self,
+        inner: Tokenizer,
+        template: ChatTemplate | None = None,
+        tool_format: str = "auto",
+        reasoning_format: str = "auto",
+    ) -> None:
+        """For the formats see `speech_format`. Raises `ValueError` when one is not known."""
         self._inner = inner
         self._template = template
+        self._speech = (
+            speech_format(template.source, template.uses, tool_format, reasoning_format)
+            if template is not None
+            else SpeechFormat()
+        )
         inner.no_truncation()
         inner.no_padding()
         added: dict[int, AddedToken] = inner.get_added_tokens_decoder()
+        self._added = frozenset(added)
         self._special = frozenset(token for token, value in added.items() if value.special)
         self._control = ControlText({token: added[token] for token in self._special})
         self._vocab_size = 1 + max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -68,6 +83,26 @@ class ModelTokenizer:
         """Whether the model's files say how to lay out a chat."""
         return self._template is not None
 
+    @property
+    def speech(self) -> SpeechFormat:
+        """How the model marks calls and reasoning in its answers to chats."""
+        return self._speech
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Variables of the chat template that a caller may set."""
+        return self._template.free_variables if self._template is not None else frozenset()
+
+    def control_token(self, text: str) -> int | None:
+        """The control token that is spelled so, if there is one."""
+        token_id = self._inner.token_to_id(text)
+        return token_id if token_id in self._special else None
+
+    def added_token(self, text: str) -> int | None:
+        """The token that is spelled so and was added to the vocabulary, control token or not."""
+        token_id = self._inner.token_to_id(text)
+        return token_id if token_id in self._added else None
+
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Tokens of a plain prompt, with the special tokens that the tokenizer adds."""
         return _encode(self._inner, text, add_special_tokens=True)
@@ -76,11 +111,16 @@ class ModelTokenizer:
         """Tokens of a text alone, without any that the tokenizer adds."""
         return _encode(self._inner, text, add_special_tokens=False)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
         """Tokens of a conversation, up to where the assistant is to speak.
 
         Args:
-            messages: each with `role` and `content`.
+            messages, tools, variables: see `ChatTemplate.render`.
 
         Raises:
             ChatTemplateError: there is no template, or it refuses these messages.
@@ -89,12 +129,13 @@ class ModelTokenizer:
             raise ChatTemplateError(
                 "this model has no chat template; send `prompt` or `tokens` instead"
             )
-        if not any(self._control.appears_in(message["content"]) for message in messages):
-            return _encode(self._inner, self._template.render(messages), add_special_tokens=False)
+        given: list[Any] = [list(messages), list(tools), dict(variables or {})]
+        if not self._control.appears_in(given):
+            rendered = self._template.render(*given)
+            return _encode(self._inner, rendered, add_special_tokens=False)
         disguise = self._control.disguise()
-        hidden = [{**message, "content": disguise.hide(message["content"])} for message in messages]
-        rendered = self._template.render(hidden)
         # Only text of the template's own can spell a control token now.
+        rendered = self._template.render(*disguise.hide(given))
         return self._control.encode(rendered, disguise, self._plain_encoder())
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -113,11 +154,17 @@ class ModelTokenizer:
             return self._bytes_of_token(token_id)
         return self.decode((token_id,)).encode()
 
-    def decoder(self) -> TokenDecoder:
-        """A fresh decoder for one request's tokens."""
-        if self._byte_of is not None:
-            return ByteTokenDecoder(self._bytes_of_token)
-        return WindowTokenDecoder(self.decode, self._special)
+    def decoder(self, marks: Sequence[str] = ()) -> TokenDecoder:
+        """A fresh decoder for one request's tokens; control tokens spelled as `marks` have text."""
+        inner: TokenDecoder = (
+            ByteTokenDecoder(self._bytes_of_token)
+            if self._byte_of is not None
+            else WindowTokenDecoder(self.decode, self._special)
+        )
+        spellings = {
+            token_id: mark for mark in marks if (token_id := self.control_token(mark)) is not None
+        }
+        return MarkDecoder(inner, spellings) if spellings else inner
 
     def _plain_encoder(self) -> PlainEncoder:
         # A second tokenizer, because the switch on the first would reach other threads. Chats
@@ -145,10 +192,15 @@ class ModelTokenizer:
             return str(text).encode()
 
 
-def load_tokenizer(directory: Path | str) -> ModelTokenizer:
+def load_tokenizer(
+    directory: Path | str, tool_format: str = "auto", reasoning_format: str = "auto"
+) -> ModelTokenizer:
     """Read `tokenizer.json`, `tokenizer_config.json` and the chat template of a model directory.
 
+    For the formats see `speech_format`.
+
     Raises:
+        ValueError: a format is not known.
         TokenizerFilesError: a file is missing or malformed.
         ChatTemplateError: the chat template cannot be read.
     """
@@ -167,7 +219,7 @@ def load_tokenizer(directory: Path | str) -> ModelTokenizer:
     special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **config})
     source = read_chat_template(folder, config)
     template = ChatTemplate(source, special_tokens) if source is not None else None
-    return ModelTokenizer(inner, template)
+    return ModelTokenizer(inner, template, tool_format, reasoning_format)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -44,10 +44,25 @@ class GenerationStub:
                 request_serializer=blockyard_dot_protos_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=blockyard_dot_protos_dot_generation__pb2.GenerateChunk.FromString,
                 _registered_method=True)
+        self.ResumeStream = channel.unary_stream(
+                '/blockyard.v1.Generation/ResumeStream',
+                request_serializer=blockyard_dot_protos_dot_generation__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_generation__pb2.GenerateChunk.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/blockyard.v1.Generation/Tokenize',
                 request_serializer=blockyard_dot_protos_dot_generation__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=blockyard_dot_protos_dot_generation__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/blockyard.v1.Generation/Explain',
+                request_serializer=blockyard_dot_protos_dot_generation__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_generation__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/blockyard.v1.Generation/Abort',
+                request_serializer=blockyard_dot_protos_dot_generation__pb2.AbortRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_generation__pb2.AbortResponse.FromString,
                 _registered_method=True)
         self.Detokenize = channel.unary_unary(
                 '/blockyard.v1.Generation/Detokenize',
@@ -73,8 +88,33 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResumeStream(self, request, context):
+        """Reads a stream on that was asked for with `resume_seconds` and cut off: every token behind those
+        that were seen, once. NOT_FOUND when it is not kept (any more); the server that began it keeps
+        it, no other one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """The tokens of a prompt or a conversation, as a request would get them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Why a request waits and for how long, while it is being served. NOT_FOUND when none of the
+        caller's tenant has that name (any more).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """Ends a request that is being served: who reads its answer is told FINISH_REASON_ABORT, and its
+        memory is free at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,10 +140,25 @@ def add_GenerationServicer_to_server(servicer, server):
                     request_deserializer=blockyard_dot_protos_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=blockyard_dot_protos_dot_generation__pb2.GenerateChunk.SerializeToString,
             ),
+            'ResumeStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeStream,
+                    request_deserializer=blockyard_dot_protos_dot_generation__pb2.ResumeRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_generation__pb2.GenerateChunk.SerializeToString,
+            ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
                     request_deserializer=blockyard_dot_protos_dot_generation__pb2.TokenizeRequest.FromString,
                     response_serializer=blockyard_dot_protos_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=blockyard_dot_protos_dot_generation__pb2.ExplainRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_generation__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=blockyard_dot_protos_dot_generation__pb2.AbortRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_generation__pb2.AbortResponse.SerializeToString,
             ),
             'Detokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Detokenize,
@@ -176,6 +231,33 @@ class Generation:
             _registered_method=True)
 
     @staticmethod
+    def ResumeStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/blockyard.v1.Generation/ResumeStream',
+            blockyard_dot_protos_dot_generation__pb2.ResumeRequest.SerializeToString,
+            blockyard_dot_protos_dot_generation__pb2.GenerateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Tokenize(request,
             target,
             options=(),
@@ -192,6 +274,60 @@ class Generation:
             '/blockyard.v1.Generation/Tokenize',
             blockyard_dot_protos_dot_generation__pb2.TokenizeRequest.SerializeToString,
             blockyard_dot_protos_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.v1.Generation/Explain',
+            blockyard_dot_protos_dot_generation__pb2.ExplainRequest.SerializeToString,
+            blockyard_dot_protos_dot_generation__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.v1.Generation/Abort',
+            blockyard_dot_protos_dot_generation__pb2.AbortRequest.SerializeToString,
+            blockyard_dot_protos_dot_generation__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,15 +4,30 @@ The ingress and the engine need these few facts long before (and without) loadin
 """
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ModelDescription", "ModelFilesError", "describe_model"]
+__all__ = ["ModelDescription", "ModelFilesError", "SamplingDefaults", "describe_model"]
 
 
 class ModelFilesError(Exception):
     """A model directory lacks something or holds something that cannot be served."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model's makers advise where a client says nothing; None where they say nothing.
+
+    Read from `generation_config.json`. Values are not checked: a request that gets one is.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +41,7 @@ class ModelDescription:
         context_tokens: longest prompt plus completion.
         vocab_size: rows of the embedding; token ids are below it.
         eos_token_ids: every id that ends a turn, from config and generation config.
+        sampling: how its makers advise to sample.
     """
 
     name: str
@@ -34,6 +50,7 @@ class ModelDescription:
     context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults = SamplingDefaults()
 
 
 def describe_model(directory: Path | str, name: str) -> ModelDescription:
@@ -62,6 +79,7 @@ def describe_model(directory: Path | str, name: str) -> ModelDescription:
         context_tokens=_positive(text, "max_position_embeddings", folder),
         vocab_size=_positive(text, "vocab_size", folder),
         eos_token_ids=tuple(eos),
+        sampling=_sampling(generation),
     )
 
 
@@ -78,6 +96,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelFilesError(f"{path} holds a {type(value).__name__}, not an object")
     return value
+
+
+def _sampling(generation: dict[str, Any]) -> SamplingDefaults:
+    advised: dict[str, Any] = {}
+    for field in fields(SamplingDefaults):
+        value = generation.get(field.name)
+        kinds = (int,) if field.name == "top_k" else (int, float)
+        if isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value):
+            advised[field.name] = value
+    return SamplingDefaults(**advised)
 
 
 def _as_list(value: object) -> list[int]:

@@ -30,17 +30,24 @@ def generate(
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(help="0 takes the likeliest token each time.", show_default="1.0"),
+        typer.Option(
+            help="0 takes the likeliest token each time.",
+            show_default="what the model's makers advise, else 0",
+        ),
     ] = None,
     top_p: Annotated[
         float | None,
         typer.Option(
-            help="Choose from the fewest tokens that reach this probability.", show_default="1.0"
+            help="Choose from the fewest tokens that reach this probability.",
+            show_default="what the model's makers advise, else 1.0",
         ),
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option(help="Choose from this many likeliest tokens.", show_default="all"),
+        typer.Option(
+            help="Choose from this many likeliest tokens.",
+            show_default="what the model's makers advise, else all",
+        ),
     ] = None,
     seed: Annotated[
         int | None,
@@ -87,6 +94,8 @@ def generate(
     settings = Settings(
         max_tokens=max_tokens,
         temperature=temperature,
+        # At temperature 1 a small model answers nonsense; at 0 it says what it knows best.
+        fallback_temperature=0.0,
         top_p=top_p,
         top_k=top_k,
         seed=seed,

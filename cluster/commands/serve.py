@@ -132,6 +132,20 @@ def serve(
             "newest ones before. Answers stay the same."
         ),
     ] = Speculation.OFF,
+    tool_call_parser: Annotated[
+        str,
+        typer.Option(
+            help="How the model writes calls of functions: hermes, llama3, mistral or none; auto "
+            "tells it from the chat template."
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str,
+        typer.Option(
+            help="How the model marks its reasoning: think, mistral or none; auto tells it from "
+            "the chat template."
+        ),
+    ] = "auto",
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -190,6 +204,8 @@ def serve(
         "preemption": preemption,
         "pipeline_depth": pipeline_depth,
         "speculate": speculate,
+        "tool_call_parser": tool_call_parser,
+        "reasoning_parser": reasoning_parser,
         "metrics_host": metrics_host,
         "metrics_port": metrics_port,
         "serve_grpc_port": serve_grpc_port,

@@ -14,14 +14,16 @@ from blockyard.protos import generation_pb2 as pb
 __all__ = ["ChatChunks", "chat_completion"]
 
 
-def chat_completion(response: pb.GenerateResponse, created: int) -> dict[str, Any]:
+def chat_completion(
+    response: pb.GenerateResponse, created: int, include_reasoning: bool = True
+) -> dict[str, Any]:
     """The whole answer; `created` is in seconds since 1970."""
     body = {
         **_head(response.request_id, response.model, created, "chat.completion"),
         "choices": [
             {
                 "index": choice.choice,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": _message(choice, include_reasoning),
                 "logprobs": chat_logprobs(choice.logprobs) if choice.logprobs else None,
                 "finish_reason": finish_reason(choice.finish_reason),
                 "stop_reason": stop_reason(choice),
@@ -38,8 +40,9 @@ def chat_completion(response: pb.GenerateResponse, created: int) -> dict[str, An
 class ChatChunks:
     """The pieces of one stream, in order."""
 
-    def __init__(self, created: int, include_usage: bool) -> None:
+    def __init__(self, created: int, include_usage: bool, include_reasoning: bool = True) -> None:
         self._created = created
+        self._include_reasoning = include_reasoning
         self._include_usage = include_usage
         self._begun: set[int] = set()
         self._head: dict[str, Any] = {}
@@ -58,8 +61,15 @@ class ChatChunks:
             if chunk.HasField("prompt"):
                 piece.update(prompt_fields(chunk.prompt))
             told.append(piece)
-        if chunk.text or chunk.logprobs:
-            piece = self._piece(chunk.choice, {"content": chunk.text})
+        delta: dict[str, Any] = {}
+        if chunk.reasoning and self._include_reasoning:
+            delta["reasoning_content"] = chunk.reasoning
+        if chunk.text or (chunk.logprobs and not chunk.reasoning and not chunk.tool_calls):
+            delta["content"] = chunk.text
+        if chunk.tool_calls:
+            delta["tool_calls"] = [_call_piece(call) for call in chunk.tool_calls]
+        if delta or chunk.logprobs:
+            piece = self._piece(chunk.choice, delta)
             if chunk.logprobs:
                 piece["choices"][0]["logprobs"] = chat_logprobs(chunk.logprobs)
             told.append(piece)
@@ -88,6 +98,37 @@ class ChatChunks:
         if self._include_usage:
             piece["usage"] = None
         return piece
+
+
+def _message(choice: pb.Choice, include_reasoning: bool) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if choice.tool_calls and not choice.text else choice.text,
+        "refusal": None,
+    }
+    if choice.reasoning and include_reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in choice.tool_calls
+        ]
+    return message
+
+
+def _call_piece(call: pb.ToolCall) -> dict[str, Any]:
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {
+        "index": call.index,
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 def _head(request_id: str, model: str, created: int, kind: str) -> dict[str, Any]:

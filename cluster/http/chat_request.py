@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from blockyard.cluster.http.json_fields import JsonFields
+from blockyard.cluster.http.resumable_events import read_resume_seconds
 from blockyard.cluster.http.sampling_request import read_sampling
+from blockyard.cluster.http.tool_request import read_calls, read_tools
 from blockyard.cluster.request.limits import invalid
 from blockyard.protos import generation_pb2 as pb
 
@@ -19,6 +21,7 @@ class ChatRequest:
     message: pb.GenerateRequest
     stream: bool
     include_usage: bool
+    include_reasoning: bool = True
 
 
 def read_chat_request(body: object) -> ChatRequest:
@@ -32,6 +35,8 @@ def read_chat_request(body: object) -> ChatRequest:
         model=fields.text("model") or "", request_id=fields.text("request_id") or ""
     )
     read_messages(fields, request.chat)
+    read_tools(fields, request.chat)
+    include_reasoning = fields.flag("include_reasoning")
     sampling = request.sampling
     tokens = {
         name: wanted
@@ -52,9 +57,10 @@ def read_chat_request(body: object) -> ChatRequest:
     read_sampling(fields, sampling)
     stream = fields.flag("stream") or False
     include_usage = read_stream_options(fields, stream)
+    read_resume_seconds(fields, request, stream)
     _refuse_not_served(fields)
     fields.refuse_rest()
-    return ChatRequest(request, stream, include_usage)
+    return ChatRequest(request, stream, include_usage, include_reasoning is not False)
 
 
 def read_messages(fields: JsonFields, chat: pb.ChatMessages) -> None:
@@ -65,12 +71,20 @@ def read_messages(fields: JsonFields, chat: pb.ChatMessages) -> None:
         role = message.text("role")
         if role is None:
             raise invalid(message.name("role"), "is missing")
-        content = _read_content(message)
-        message.take("name")
+        # A developer says to newer models what the system says to all others.
+        told = chat.messages.add(role="system" if role == "developer" else role)
+        told.content = _read_content(message)
+        name = message.text("name") or ""
+        if role == "tool":  # other names are of people, whom templates do not tell apart
+            told.name, told.tool_call_id = name, message.text("tool_call_id") or ""
+        if role == "assistant":
+            told.reasoning = message.text("reasoning_content") or message.text("reasoning") or ""
+            read_calls(message, told)
+        for empty in ("annotations", "audio", "function_call"):
+            if message.take(empty):
+                raise invalid(message.name(empty), "is not read here; leave it out")
         message.take("refusal")
         message.refuse_rest()
-        # A developer says to newer models what the system says to all others.
-        chat.messages.add(role="system" if role == "developer" else role, content=content)
 
 
 def read_stream_options(fields: JsonFields, stream: bool) -> bool:
@@ -115,11 +129,6 @@ def _check_top_logprobs(top_logprobs: int | None) -> None:
 
 def _refuse_not_served(fields: JsonFields) -> None:
     """Take what says nothing beyond the defaults, refuse what would have to be ignored."""
-    if fields.objects("tools"):
-        raise invalid("tools", "are not served; leave them out")
-    if (choice := fields.take("tool_choice")) not in (None, "none", "auto"):
-        raise invalid("tool_choice", f"is {str(choice)[:40]!r}, but there are no tools")
-    fields.take("parallel_tool_calls")
     if fields.flag("store"):
         raise invalid("store", "is true, but nothing is stored here")
     modalities = fields.texts("modalities")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from blockyard.cluster.http.chat_request import read_stream_options
 from blockyard.cluster.http.json_fields import JsonFields, check_token_id
+from blockyard.cluster.http.resumable_events import read_resume_seconds
 from blockyard.cluster.http.sampling_request import read_sampling
 from blockyard.cluster.request.limits import invalid
 from blockyard.protos import generation_pb2 as pb
@@ -56,6 +57,7 @@ def read_completion_request(body: object) -> CompletionRequest:
     read_sampling(fields, sampling)
     stream = fields.flag("stream") or False
     include_usage = read_stream_options(fields, stream)
+    read_resume_seconds(fields, common, stream)
     best_of = fields.whole("best_of")
     if best_of is not None:
         if stream and best_of != (sampling.n or 1):

@@ -28,6 +28,8 @@ _NAMES = (
     (re.compile(r"^tokens\.ids"), "prompt"),
     (re.compile(r"^token_ids"), "tokens"),
     (re.compile(r"^chat\.messages"), "messages"),
+    (re.compile(r"^chat\.template_variables"), "chat_template_kwargs"),
+    (re.compile(r"^chat\.tool_name"), "tool_choice"),
     (re.compile(r"^chat\."), ""),
 )
 

@@ -7,7 +7,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from blockyard import __version__
 from blockyard.cluster.dispatch import Dispatcher, Metered
+from blockyard.cluster.http.openapi import openapi_document
 from blockyard.cluster.metrics import encode_reports
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError
 from blockyard.cluster.request.generation import find_model
@@ -40,6 +42,10 @@ class ServerRoutes:
         return _json(
             self._model(find_model(self._dispatcher, request.path_params["model"], "model"))
         )
+
+    async def openapi(self, request: Request) -> Response:
+        """`GET /openapi.json`: what the routes take."""
+        return _json(openapi_document(__version__))
 
     async def health(self, request: Request) -> Response:
         """`GET /health`: this process answers."""

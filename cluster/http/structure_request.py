@@ -6,7 +6,7 @@ from blockyard.cluster.http.json_fields import JsonFields
 from blockyard.cluster.request.limits import invalid
 from blockyard.protos import generation_pb2 as pb
 
-__all__ = ["read_structure"]
+__all__ = ["read_structure", "read_structure_format"]
 
 
 def read_structure(fields: JsonFields, sampling: pb.SamplingParameters) -> None:
@@ -63,6 +63,23 @@ def _read_response_format(reader: JsonFields, sampling: pb.SamplingParameters) -
     elif kind != "text":
         raise invalid(
             "response_format.type", f"is {kind!r}; give `text`, `json_object` or `json_schema`"
+        )
+    reader.refuse_rest()
+
+
+def read_structure_format(reader: JsonFields, sampling: pb.SamplingParameters) -> None:
+    """Move the `text.format` of a response to `sampling`: its schema is not wrapped once more."""
+    kind = reader.text("type")
+    if kind == "json_object":
+        sampling.structure.json_object = True
+    elif kind == "json_schema":
+        schema = reader.take("schema")
+        for name in ("name", "description", "strict"):
+            reader.take(name)  # every schema is kept to strictly
+        sampling.structure.json_schema = _written({} if schema is None else schema)
+    elif kind != "text":
+        raise invalid(
+            reader.name("type"), f"is {kind!r}; give `text`, `json_object` or `json_schema`"
         )
     reader.refuse_rest()
 

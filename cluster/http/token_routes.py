@@ -2,6 +2,7 @@
 
 from blockyard.cluster.http.chat_request import read_messages
 from blockyard.cluster.http.json_fields import JsonFields
+from blockyard.cluster.http.tool_request import read_tools
 from blockyard.protos import generation_pb2 as pb
 
 __all__ = ["read_detokenize", "read_tokenize"]
@@ -15,6 +16,7 @@ def read_tokenize(body: object) -> pb.TokenizeRequest:
         request.prompt = prompt
     else:
         read_messages(fields, request.chat)
+        read_tools(fields, request.chat)
     request.without_special_tokens = fields.flag("add_special_tokens") is False
     fields.refuse_rest()
     return request

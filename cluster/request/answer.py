@@ -40,6 +40,7 @@ class Answer:
         self._options = options
         self._prompt_token_ids = prompt_token_ids
         self._detokenizer = Detokenizer(decoder, options.stops, options.include_stop)
+        self._speech = options.speech.begin()
         self._speller = speller
         self._arrived_at = arrived_at
         self._clock = clock
@@ -66,6 +67,7 @@ class Answer:
             self._first_token_at = self._clock()
         text: list[str] = []
         stop: str | None = None
+        full = False
         last = len(update.token_ids) - 1
         for index, token_id in enumerate(update.token_ids):
             chunk.token_ids.append(token_id)
@@ -78,16 +80,20 @@ class Answer:
             else:
                 piece = self._detokenizer.push(token_id)
             text.append(piece.text)
+            full = self._speech is not None and self._part(text, chunk)
             stop = piece.stop
-            if stop is not None:
-                break  # what the engine made past the stop string was never asked for
+            if stop is not None or full:
+                break  # what the engine made past the end was never asked for
         self._num_completion += len(chunk.token_ids)
-        if update.finish_reason is not None and stop is None:
+        if update.finish_reason is not None and stop is None and not full:
             piece = self._detokenizer.flush()
             text.append(piece.text)
+            full = self._speech is not None and self._part(text, chunk)
             stop = piece.stop
-        chunk.text = "".join(text)
-        if stop is not None:
+        chunk.text += "".join(text)
+        if full:
+            self._finish(chunk, FinishReason.STOP, update.timings)
+        elif stop is not None:
             chunk.stop_text = stop
             chunk.ClearField("stop_token_id")
             self._finish(chunk, FinishReason.STOP, update.timings)
@@ -96,6 +102,13 @@ class Answer:
         if not self._begun and (chunk.token_ids or self._finished):
             self._begin(chunk)
         return chunk
+
+    def _part(self, text: list[str], chunk: pb.GenerateChunk) -> bool:
+        """Move text to where it belongs in the chunk; whether no more may be said."""
+        assert self._speech is not None
+        self._speech.push("".join(text), chunk)
+        text.clear()
+        return self._speech.full
 
     def _stop_at(self, chunk: pb.GenerateChunk, token_id: int) -> TextPiece:
         """The text of the token that ended the answer: none, unless it is to stay."""
@@ -123,6 +136,11 @@ class Answer:
         self._finished = True
         now = self._clock()
         chunk.finish_reason = _FINISH_REASONS[reason]
+        if self._speech is not None:
+            stopped = reason is FinishReason.STOP
+            self._speech.finish(not stopped, chunk)
+            if stopped and self._speech.num_calls:
+                chunk.finish_reason = pb.FINISH_REASON_TOOL_CALLS
         chunk.usage.prompt_tokens = len(self._prompt_token_ids)
         chunk.usage.cached_tokens = self._cached_tokens
         chunk.usage.completion_tokens = self._num_completion

@@ -7,6 +7,7 @@ Messages say what happened, the value, and what to do; never a path or an addres
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Self
 
 from blockyard.scheduler.request import RefusalCode, RequestRefused
 from blockyard.scheduler.sampling import InvalidParameter
@@ -57,6 +58,16 @@ class ApiError(Exception):
         self.message = message
         self.retry_after_seconds = retry_after_seconds
         self.incident = incident
+
+    def at(self, field: str) -> Self:
+        """The same failure with the field called otherwise."""
+        return type(self)(
+            self.code,
+            field,
+            self.message,
+            retry_after_seconds=self.retry_after_seconds,
+            incident=self.incident,
+        )
 
     @property
     def text(self) -> str:

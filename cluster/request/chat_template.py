@@ -10,12 +10,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["ChatTemplate", "ChatTemplateError", "read_chat_template"]
+
+
+_GIVEN = ("messages", "add_generation_prompt", "tools", "documents")
 
 
 class ChatTemplateError(Exception):
@@ -54,21 +57,44 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self._variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except TemplateError as error:
             raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self.source = source
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def uses(self, variable: str) -> bool:
+        """Whether the template reads a variable that it does not set."""
+        return variable in self._variables
+
+    @property
+    def free_variables(self) -> frozenset[str]:
+        """Variables that a caller may set: those it reads, but for what is always given."""
+        given = {*_GIVEN, *self._special_tokens, "raise_exception", "strftime_now"}
+        return self._variables - given
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The conversation as one text that ends where the assistant is to speak.
+
+        Args:
+            messages: each with `role`, `content` and whatever else the template reads.
+            tools: functions that may be called, as OpenAI's API describes them.
+            variables: some of `free_variables`.
 
         Raises:
             ChatTemplateError: the template refuses these messages or fails on them.
         """
         try:
             return self._template.render(
+                **(variables or {}),
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=True,
-                tools=None,
+                tools=list(tools) if tools else None,
                 documents=None,
                 **self._special_tokens,
             )

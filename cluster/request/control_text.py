@@ -9,7 +9,7 @@ that knows no control tokens. Units: text, token ids.
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = ["ControlText", "ControlToken", "Disguise", "PlainEncoder"]
 
@@ -60,9 +60,13 @@ class Disguise:
         self._spellings: list[str] = []
         self._mark = re.compile(f"\ue000{self._nonce}:([0-9]+)\ue001")
 
-    def hide(self, text: str) -> str:
-        """`text` with a mark in place of each spelling."""
-        return self._pattern.sub(self._replace, text)
+    def hide(self, value: Any) -> Any:
+        """A text with a mark in place of each spelling; so in all texts of lists and objects."""
+        if isinstance(value, str):
+            return self._pattern.sub(self._replace, value)
+        if isinstance(value, Mapping):
+            return {self.hide(name): self.hide(entry) for name, entry in value.items()}
+        return [self.hide(entry) for entry in value] if isinstance(value, list) else value
 
     def reveal(self, text: str) -> str:
         """`text` with each mark's spelling in its place."""
@@ -83,9 +87,13 @@ class ControlText:
         spellings = sorted(filter(None, self._ids), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, spellings)) if spellings else r"(?!)")
 
-    def appears_in(self, text: str) -> bool:
-        """Whether `text` spells a control token."""
-        return self._pattern.search(text) is not None
+    def appears_in(self, value: Any) -> bool:
+        """Whether a text spells a control token, or any text in a list or an object."""
+        if isinstance(value, str):
+            return self._pattern.search(value) is not None
+        if isinstance(value, Mapping):
+            return any(self.appears_in(part) for entry in value.items() for part in entry)
+        return isinstance(value, list) and any(map(self.appears_in, value))
 
     def disguise(self) -> Disguise:
         """A fresh disguise for one request."""

@@ -130,7 +130,7 @@ class GenerationService:
             Answer(
                 prepared.options,
                 prepared.spec.prompt_token_ids,
-                decoder=tokenizer.decoder(),
+                decoder=tokenizer.decoder(prepared.options.speech.marks),
                 speller=TokenSpeller(tokenizer.spell),
                 arrived_at=arrived_at,
                 clock=self._clock,

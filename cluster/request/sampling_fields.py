@@ -68,11 +68,12 @@ def resolve_sampling(
     _check_ids("stop_token_ids", sampling.stop_token_ids, vocabulary)
     stops = () if sampling.ignore_eos else model.eos_token_ids
     bad_words = tuple(_bad_words(sampling.bad_words, tokenizer))
+    advice = model.sampling
+    fallback = _number(sampling, "fallback_temperature", 1.0)
     try:
         return SamplingParams(
             max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-            # As many as there are, or more, is all of them.
-            top_k=sampling.top_k if sampling.top_k < model.vocab_size else 0,
+            top_k=_top_k(sampling, model),
             seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(64),
             min_tokens=sampling.min_tokens,
             stop_token_ids=tuple(dict.fromkeys((*stops, *sampling.stop_token_ids))),
@@ -84,16 +85,29 @@ def resolve_sampling(
                 sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None
             ),
             grammar=grammar,
-            temperature=_number(sampling, "temperature", 1.0),
-            top_p=_number(sampling, "top_p", 1.0),
-            min_p=_number(sampling, "min_p", 0.0),
+            temperature=_number(sampling, "temperature", _advised(advice.temperature, fallback)),
+            top_p=_number(sampling, "top_p", _advised(advice.top_p, 1.0)),
+            min_p=_number(sampling, "min_p", _advised(advice.min_p, 0.0)),
             typical_p=_number(sampling, "typical_p", 1.0),
             frequency_penalty=_number(sampling, "frequency_penalty", 0.0),
             presence_penalty=_number(sampling, "presence_penalty", 0.0),
-            repetition_penalty=_number(sampling, "repetition_penalty", 1.0),
+            repetition_penalty=_number(
+                sampling, "repetition_penalty", _advised(advice.repetition_penalty, 1.0)
+            ),
         )
     except InvalidParameter as error:
         raise from_invalid_parameter(error, "sampling") from None
+
+
+def _top_k(sampling: pb.SamplingParameters, model: ModelDescription) -> int:
+    """Tokens to choose from; 0 for all, as are as many as there are, or more."""
+    top_k = sampling.top_k if sampling.HasField("top_k") else max(0, model.sampling.top_k or 0)
+    return top_k if top_k < model.vocab_size else 0
+
+
+def _advised(advice: float | None, default: float) -> float:
+    """What the model's makers advise, else what is usual."""
+    return default if advice is None else advice
 
 
 def _logprobs(sampling: pb.SamplingParameters) -> int | None:

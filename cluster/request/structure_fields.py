@@ -14,14 +14,14 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from blockyard.cluster.request.limits import check_known_fields, invalid
 from blockyard.protos import generation_pb2 as pb
 
-__all__ = ["MAX_STRUCTURE_BYTES", "resolve_structure"]
+__all__ = ["JSON_STYLE", "MAX_STRUCTURE_BYTES", "resolve_structure"]
 
 MAX_STRUCTURE_BYTES = 65_536
 _MOST_ALTERNATIVES = 1024
 _MOST_ERROR_CHARACTERS = 500
 _FIELD = "sampling.structure"
 
-_JSON_STYLE: Any = {"whitespace_pattern": r"[ ]?|\n[ ]{0,40}"}
+JSON_STYLE: Any = {"whitespace_pattern": r"[ ]?|\n[ ]{0,40}"}
 """On one line or indented, as people write it, and no more: a model could add blanks for ever."""
 
 
@@ -57,9 +57,9 @@ async def resolve_structure(sampling: pb.SamplingParameters) -> str:
 def _grammar(structure: pb.Structure, kind: str) -> str:
     """The grammar, proved to be one. Raises `ValueError`."""
     if kind == "json_schema":
-        grammar = LLMatcher.grammar_from_json_schema(structure.json_schema, _JSON_STYLE)
+        grammar = LLMatcher.grammar_from_json_schema(structure.json_schema, JSON_STYLE)
     elif kind == "json_object":
-        grammar = LLMatcher.grammar_from_json_schema('{"type": "object"}', _JSON_STYLE)
+        grammar = LLMatcher.grammar_from_json_schema('{"type": "object"}', JSON_STYLE)
     elif kind == "regex":
         grammar = LLMatcher.grammar_from_regex(structure.regex)
     elif kind == "grammar":

@@ -6,10 +6,16 @@ strings. Units: token ids, characters.
 """
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-__all__ = ["REPLACEMENT", "ByteTokenDecoder", "TokenDecoder", "WindowTokenDecoder"]
+__all__ = [
+    "REPLACEMENT",
+    "ByteTokenDecoder",
+    "MarkDecoder",
+    "TokenDecoder",
+    "WindowTokenDecoder",
+]
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Stands for bytes that are no text, in the tokenizer's own decoding as in ours."""
@@ -87,3 +93,23 @@ class WindowTokenDecoder:
         self._context += self._held
         self._held = []
         return text
+
+
+class MarkDecoder:
+    """Spells some control tokens out, which are marks to whoever reads the text."""
+
+    def __init__(self, inner: TokenDecoder, spellings: Mapping[int, str]) -> None:
+        """`inner` decodes all tokens but those of `spellings`."""
+        self._inner = inner
+        self._spellings = spellings
+
+    def push(self, token_id: int) -> str:
+        """Take one token; the whole characters it completes."""
+        spelling = self._spellings.get(token_id)
+        if spelling is None:
+            return self._inner.push(token_id)
+        return self._inner.flush() + spelling
+
+    def flush(self) -> str:
+        """What is left when no more tokens come."""
+        return self._inner.flush()

@@ -7,20 +7,27 @@ Units: tokens.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from blockyard.cluster.request.chat_template import ChatTemplateError
+from blockyard.cluster.request.chat_fields import (
+    ChatTools,
+    chat_tools,
+    encode_chat,
+    run_encoder,
+    speech_plan,
+)
 from blockyard.cluster.request.limits import (
     check_known_fields,
     check_name,
-    check_role,
     check_stops,
     check_text_size,
     invalid,
 )
 from blockyard.cluster.request.sampling_fields import check_served, num_made, resolve_sampling
+from blockyard.cluster.request.speech import SpeechPlan
 from blockyard.cluster.request.structure_fields import resolve_structure
+from blockyard.cluster.request.tool_grammar import answer_grammar
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.request import RequestSpec
@@ -35,9 +42,6 @@ __all__ = [
     "prompt_tokens",
 ]
 
-_QUICK_TEXT_BYTES = 8192
-"""Texts up to this are tokenised at once; larger ones in a thread, so that streams go on."""
-
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
@@ -51,6 +55,7 @@ class GenerationOptions:
         stop_token_ids: stop tokens that the client named.
         echo_text: what the answer's text begins with.
         tell_prompt, score_prompt: whether the prompt's tokens, and how likely they were, are told.
+        speech: what is looked for in the answer, besides text.
     """
 
     request_id: str
@@ -61,6 +66,7 @@ class GenerationOptions:
     echo_text: str = ""
     tell_prompt: bool = False
     score_prompt: bool = False
+    speech: SpeechPlan = field(default_factory=SpeechPlan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +91,15 @@ async def prepare_request(
     check_served(request.sampling)
     check_stops(request.sampling.stop)
     # Parameters are checked before the prompt: they cost nothing, tokenising may.
-    grammar = await resolve_structure(request.sampling)
-    sampling = resolve_sampling(request.sampling, model, tokenizer, grammar)
-    field, prompt = await prompt_tokens(request, model, tokenizer)
-    _check_fit(field, len(prompt), sampling, model.context_tokens)
+    form = await resolve_structure(request.sampling)
+    sampling = resolve_sampling(request.sampling, model, tokenizer)
+    is_chat = request.WhichOneof("input") == "chat"
+    tools = chat_tools(request.chat, tokenizer) if is_chat else None
+    place, prompt = await prompt_tokens(request, model, tokenizer)
+    _check_fit(place, len(prompt), sampling, model.context_tokens)
+    speech = speech_plan(tools, prompt, tokenizer) if is_chat else SpeechPlan()
+    grammar = await _grammar(request, form, tools, speech, tokenizer)
+    sampling = replace(sampling, grammar=grammar)
     # Ids of our own keep requests apart whatever names clients choose.
     own_id = secrets.token_hex(12)
     return PreparedRequest(
@@ -110,6 +121,7 @@ async def prepare_request(
             echo_text=_echo_text(request, prompt, tokenizer) if request.sampling.echo else "",
             tell_prompt=request.sampling.echo or sampling.prompt_logprobs is not None,
             score_prompt=sampling.prompt_logprobs is not None,
+            speech=speech,
         ),
     )
 
@@ -120,6 +132,33 @@ def client_fields(request: pb.GenerateRequest) -> dict[str, str]:
     prompt = {"tokens": "tokens.ids", "chat": "chat.messages"}.get(kind or "", "prompt")
     sampling = ("max_tokens", "min_tokens")
     return {"prompt": prompt, "n": "sampling.n", **{name: f"sampling.{name}" for name in sampling}}
+
+
+async def _grammar(
+    request: pb.GenerateRequest,
+    form: str,
+    tools: ChatTools | None,
+    speech: SpeechPlan,
+    tokenizer: ModelTokenizer,
+) -> str:
+    """What the answer as a whole must look like; empty for any text."""
+    if tools is not None and tools.forced:
+        if form:
+            kind = request.sampling.structure.WhichOneof("form")
+            raise invalid(
+                f"sampling.structure.{kind}", "does not go with a `tool_choice` that asks to call"
+            )
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(request.sampling, name):
+                raise invalid(
+                    f"sampling.{name}", "does not go with a forced call, which ends itself"
+                )
+    elif not form:
+        return ""
+    try:
+        return await asyncio.to_thread(answer_grammar, form, tools, speech, tokenizer.added_token)
+    except ValueError as error:
+        raise invalid("chat.tools", f"cannot be kept to: {str(error)[:500]}") from None
 
 
 def _echo_text(
@@ -141,13 +180,14 @@ async def prompt_tokens(
         size = len(request.prompt.encode())
         check_text_size("prompt", size, model.context_tokens)
         text = request.prompt
-        return "prompt", await _run(size, lambda: tokenizer.encode_prompt(text))
+        return "prompt", await run_encoder(size, lambda: tokenizer.encode_prompt(text))
     if kind == "tokens":
         check_known_fields("tokens", request.tokens)
         vocab_size = min(model.vocab_size, tokenizer.vocab_size)
         return "tokens.ids", _token_ids(request.tokens.ids, model.context_tokens, vocab_size)
     if kind == "chat":
-        return "chat.messages", await _chat(request.chat, model, tokenizer)
+        tools = chat_tools(request.chat, tokenizer)
+        return "chat.messages", await encode_chat(request.chat, tools, model, tokenizer)
     raise invalid("prompt", "is missing; give one of `prompt`, `tokens` or `chat`")
 
 
@@ -160,42 +200,6 @@ def _token_ids(ids: Sequence[int], context_tokens: int, vocab_size: int) -> tupl
                 f"is {token_id}; this model's token ids are 0 to {vocab_size - 1}",
             )
     return tuple(ids)
-
-
-async def _chat(
-    chat: pb.ChatMessages, model: ModelDescription, tokenizer: ModelTokenizer
-) -> tuple[int, ...]:
-    check_known_fields("chat", chat)
-    if not chat.messages:
-        raise invalid("chat.messages", "is empty; give at least one message")
-    # A message costs tokens even when its content is empty.
-    if len(chat.messages) >= model.context_tokens:
-        raise invalid(
-            "chat.messages",
-            f"has {len(chat.messages):,} messages; the context holds {model.context_tokens:,} "
-            "tokens",
-        )
-    messages = []
-    size = 0
-    for index, message in enumerate(chat.messages):
-        check_known_fields(f"chat.messages[{index}]", message)
-        check_role(f"chat.messages[{index}].role", message.role)
-        size += len(message.content.encode())
-        messages.append({"role": message.role, "content": message.content})
-    if not messages[-1]["content"].strip():
-        raise invalid(
-            f"chat.messages[{len(messages) - 1}].content", "is empty; say something to answer"
-        )
-    check_text_size("chat.messages", size, model.context_tokens)
-    try:
-        return await _run(size, lambda: tokenizer.encode_chat(messages))
-    except ChatTemplateError as error:
-        raise invalid("chat.messages", str(error)) from None
-
-
-async def _run(num_bytes: int, encode: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-    """Tokenise here or, when it takes long, beside the event loop."""
-    return encode() if num_bytes <= _QUICK_TEXT_BYTES else await asyncio.to_thread(encode)
 
 
 def _check_prompt_length(field: str, num_prompt: int, context_tokens: int) -> None:

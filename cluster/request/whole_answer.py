@@ -11,6 +11,7 @@ class WholeAnswer:
     def __init__(self) -> None:
         self._choices: dict[int, pb.Choice] = {}
         self._texts: dict[int, list[str]] = {}
+        self._thoughts: dict[int, list[str]] = {}
         self._response = pb.GenerateResponse()
 
     def add(self, chunk: pb.GenerateChunk) -> None:
@@ -21,6 +22,12 @@ class WholeAnswer:
             response.prompt.CopyFrom(chunk.prompt)
         choice = self._choices.setdefault(chunk.choice, pb.Choice(choice=chunk.choice))
         self._texts.setdefault(chunk.choice, []).append(chunk.text)
+        self._thoughts.setdefault(chunk.choice, []).append(chunk.reasoning)
+        for piece in chunk.tool_calls:
+            if piece.id:
+                choice.tool_calls.append(piece)
+            else:
+                choice.tool_calls[piece.index].arguments += piece.arguments
         choice.token_ids.extend(chunk.token_ids)
         choice.logprobs.extend(chunk.logprobs)
         if chunk.finish_reason:
@@ -30,6 +37,7 @@ class WholeAnswer:
         """The whole; every answer has ended."""
         for number, choice in self._choices.items():
             choice.text = "".join(self._texts[number])
+            choice.reasoning = "".join(self._thoughts[number])
         first = self._choices[0]
         response = self._response
         response.text, response.finish_reason = first.text, first.finish_reason

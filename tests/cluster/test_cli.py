@@ -84,6 +84,7 @@ class TestGenerate:
         chat = [{"role": "user", "content": "hello"}]
         system = [{"role": "system", "content": "be kind"}]
         prompts = [spec.prompt_token_ids for _, spec in dispatcher.submitted]
+        assert {spec.sampling.temperature for _, spec in dispatcher.submitted} == {0.0}
         assert prompts == [
             tokenizer.encode_chat(chat),
             tokenizer.encode_chat(system + chat),

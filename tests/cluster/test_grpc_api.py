@@ -10,6 +10,7 @@ from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.request.api_error import ApiCode, ApiError
 from blockyard.cluster.request.generation import GenerationService
 from blockyard.cluster.request.malformed_message import MalformedMessage
+from blockyard.cluster.request.request_service import RequestService
 from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import cluster_pb2
@@ -83,7 +84,9 @@ class TestGeneration:
         self, dispatcher: Any, tokenizers: dict[str, ModelTokenizer]
     ) -> None:
         api = GenerationApi(
-            GenerationService(dispatcher, tokenizers), TokenService(dispatcher, tokenizers)
+            GenerationService(dispatcher, tokenizers),
+            TokenService(dispatcher, tokenizers),
+            RequestService(dispatcher),
         )
         malformed = MalformedMessage("blockyard.v1.GenerateRequest")
         with pytest.raises(ApiError, match=r"request: not a valid blockyard\.v1\.GenerateRequest"):
@@ -96,7 +99,9 @@ class TestGeneration:
     ) -> None:
         dispatcher.script = [[5], [5], "hang"]
         api = GenerationApi(
-            GenerationService(dispatcher, tokenizers), TokenService(dispatcher, tokenizers)
+            GenerationService(dispatcher, tokenizers),
+            TokenService(dispatcher, tokenizers),
+            RequestService(dispatcher),
         )
         async with aclosing(api.generate_stream(pb.GenerateRequest(prompt="a"))) as chunks:
             await anext(chunks)

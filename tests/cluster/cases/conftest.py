@@ -251,12 +251,15 @@ async def make_rig(tiny_dir: Path) -> AsyncIterator[Callable[..., Awaitable[Rig]
         executor: Executor | None = None,
         step_tokens: int = 64,
         running: int = 16,
+        folder: Path = tiny_dir,
         speculate: Speculation = Speculation.OFF,
     ) -> Rig:
+        model = describe_model(folder, "tiny")
+        context = model.context_tokens
         worker = executor or ModelWorker(
             WorkerConfig(
-                str(tiny_dir),
-                CONTEXT,
+                str(folder),
+                context,
                 device="cpu",
                 dtype="float32",
                 num_blocks=blocks,
@@ -267,10 +270,9 @@ async def make_rig(tiny_dir: Path) -> AsyncIterator[Callable[..., Awaitable[Rig]
             )
         )
         limits = SchedulerConfig(
-            CONTEXT, max_running=running, max_step_tokens=step_tokens, speculate=speculate
+            context, max_running=running, max_step_tokens=step_tokens, speculate=speculate
         )
-        model = describe_model(tiny_dir, "tiny")
-        rig = Rig(await LocalDispatcher.start(model, worker, limits), load_tokenizer(tiny_dir))
+        rig = Rig(await LocalDispatcher.start(model, worker, limits), load_tokenizer(folder))
         await rig.start()
         rigs.append(rig)
         return rig

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blockyard.cluster.grpc_front import GrpcFront
+from blockyard.cluster.http.openapi import openapi_document
 from blockyard.cluster.http_front import HttpFront
 from blockyard.cluster.local_dispatcher import LocalDispatcher
 from blockyard.cluster.tokenizer import load_tokenizer
@@ -80,6 +81,7 @@ def messages(draw: st.DrawFn, kind: Any) -> Any:
 NAMES = [field.name for field in pb.SamplingParameters.DESCRIPTOR.fields]
 NAMES += ["model", "stream", "stream_options", "response_format", "structured_outputs", "tools"]
 NAMES += ["max_completion_tokens", "top_logprobs", "suffix", "user", "anything"]
+NAMES += ["tool_choice", "chat_template_kwargs", "resume_seconds", "instructions", "text"]
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), WHOLE, TEXTS, st.sampled_from([0.5, 1.0, 2.0, -1.0])),
     lambda inner: st.one_of(
@@ -92,14 +94,68 @@ JSON = st.recursive(
     ),
     max_leaves=6,
 )
+PLAINEST: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+}
 BODIES = st.tuples(
-    st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]),
+    st.sampled_from(sorted(PLAINEST)),
     st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4),
     st.one_of(
         st.fixed_dictionaries({"prompt": st.one_of(TEXTS, st.lists(WHOLE, max_size=4), JSON)}),
         st.just({"messages": [{"role": "user", "content": "a"}]}),
         st.fixed_dictionaries({"messages": JSON}),
+        st.fixed_dictionaries({"input": st.one_of(TEXTS, JSON)}),
     ),
+)
+
+
+DOCUMENT = openapi_document("0")
+SCHEMAS = DOCUMENT["components"]["schemas"]
+POSTED = {
+    path: methods["post"]["requestBody"]["content"]["application/json"]["schema"]
+    for path, methods in DOCUMENT["paths"].items()
+    if "post" in methods
+}
+
+
+def described(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values that a JSON schema of the document describes."""
+    if "$ref" in schema:
+        return st.deferred(lambda: described(SCHEMAS[schema["$ref"].rpartition("/")[2]]))
+    if "anyOf" in schema:
+        return st.one_of(*map(described, schema["anyOf"]))
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    kind = schema.get("type")
+    if kind == "string":
+        return st.from_regex(schema["pattern"], fullmatch=True) if "pattern" in schema else TEXTS
+    if kind == "integer":
+        least, most = max(schema["minimum"], -(2**40)), min(schema["maximum"], 2**40)
+        return st.one_of(st.integers(least, min(most, 20)), st.integers(least, most))
+    if kind == "number":
+        return st.floats(schema["minimum"], schema["maximum"], allow_nan=False)
+    if kind == "array":
+        most = min(3, schema.get("maxItems", 3))
+        return st.lists(described(schema["items"]), min_size=schema["minItems"], max_size=most)
+    if kind == "object" and "properties" in schema:
+        fields = {name: described(inner) for name, inner in schema["properties"].items()}
+        needed = {name: fields.pop(name) for name in schema["required"]}
+        some = st.lists(st.sampled_from(sorted(fields) or [""]), max_size=4, unique=True)
+        return some.flatmap(
+            lambda names: st.fixed_dictionaries(
+                {**needed, **{name: fields[name] for name in names if name}}
+            )
+        )
+    simple = {"boolean": st.booleans(), "null": st.none()}
+    return simple.get(str(kind), st.dictionaries(st.sampled_from(["1", "type"]), WHOLE, max_size=2))
+
+
+CALLS = st.sampled_from(sorted(POSTED)).flatmap(
+    lambda path: st.tuples(st.just(path), described(POSTED[path]), st.just({"max_tokens": 3}))
 )
 
 
@@ -209,3 +265,35 @@ def test_any_message_is_answered_or_refused(
 def test_any_json_is_answered_or_refused(served: Served, calls: list[tuple[str, Any, Any]]) -> None:
     for call, answer in zip(calls, served.run(served.answers(calls)), strict=True):
         assert answer.status_code in (200, 400, 404, 429), (call, answer.text)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@fuzzed
+@given(calls=st.lists(CALLS, min_size=AT_ONCE, max_size=AT_ONCE))
+def test_what_the_document_describes_is_known(
+    served: Served, calls: list[tuple[str, Any, Any]]
+) -> None:
+    fitting = [(path, body, more if "completions" in path else {}) for path, body, more in calls]
+    for call, answer in zip(fitting, served.run(served.answers(fitting)), strict=True):
+        assert answer.status_code in (200, 400, 404, 409, 429), (call, answer.text)
+        if answer.status_code != 200:
+            error = answer.json()["error"]
+            assert {"message", "type", "param", "code"} <= set(error)
+            assert "is not known here" not in error["message"], call
+
+
+def test_the_document_names_each_field_and_no_other(served: Served) -> None:
+    calls: list[tuple[str, Any, Any]] = []
+    for path, plainest in PLAINEST.items():
+        schema = SCHEMAS[POSTED[path]["$ref"].rpartition("/")[2]]
+        for form in schema.get("anyOf", [schema]):
+            known = {**PLAINEST["/v1/chat/completions"], **plainest}
+            needed = {name: known[name] for name in form["required"]}
+            calls += [(path, {**needed, name: {"no": []}}, {}) for name in form["properties"]]
+        calls.append((path, {**plainest, "surely_not": 1}, {}))
+    for (path, body, _), answer in zip(calls, served.run(served.answers(calls)), strict=True):
+        error = answer.json().get("error") or {"message": "", "param": ""}
+        refused = error["param"] if "is not known here" in error["message"] else ""
+        inner = {f"{name}.no" for name in body}
+        assert refused in ({"surely_not"} if "surely_not" in body else {"", *inner}), path

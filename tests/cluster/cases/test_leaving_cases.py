@@ -117,3 +117,43 @@ async def test_o28_two_of_one_name_never_mix(rig: Any) -> None:
     await stream.aclose()
     again = await rig.client.generate(one)
     assert again.token_ids == alone[0].token_ids
+
+
+async def test_o15_a_request_is_ended_by_its_name_and_says_so(rig: Any) -> None:
+    """However it is asked for and whoever reads: one end, `abort`, and nothing behind it."""
+    for n, way in enumerate(("grpc", "http")):
+        stream = rig.client.stream(asked(max_tokens=230, request_id=f"mine-{n}"))
+        chunks = [await anext(stream)]
+        explained = await rig.client.explain(f"mine-{n}")
+        assert [choice.state for choice in explained.choices] == ["running"]
+        if way == "grpc":
+            assert await rig.client.abort(f"mine-{n}")
+        else:
+            told = (await rig.web.get(f"/v1/requests/mine-{n}")).json()
+            assert [choice["state"] for choice in told["choices"]] == ["running"]
+            told = (await rig.web.delete(f"/v1/requests/cmpl-mine-{n}")).json()
+            assert told == {"id": f"mine-{n}", "object": "request", "aborted": True}
+        chunks += [chunk async for chunk in stream]
+        assert [c.finish_reason for c in chunks if c.finish_reason] == [pb.FINISH_REASON_ABORT]
+        assert chunks[-1].finish_reason
+        assert not await rig.client.abort(f"mine-{n}")
+        with pytest.raises(ServerError, match="NOT_FOUND"):
+            await rig.client.explain(f"mine-{n}")
+        assert (await rig.web.get(f"/v1/requests/mine-{n}")).status_code == 404
+
+
+async def test_o15_a_call_that_does_not_stream_is_ended_by_its_name(rig: Any) -> None:
+    calling = asyncio.create_task(rig.client.generate(asked(max_tokens=230, request_id="mine")))
+    async with asyncio.timeout(60):
+        while not await rig.client.abort("mine"):
+            await asyncio.sleep(0.002)
+    answer = await calling
+    assert answer.finish_reason == pb.FINISH_REASON_ABORT
+    assert answer.usage.completion_tokens == len(answer.token_ids) < 230
+
+
+async def test_names_that_cannot_be_are_refused(rig: Any) -> None:
+    for name in ("", "a b"):
+        with pytest.raises(ServerError) as caught:
+            await rig.client.abort(name)
+        assert (caught.value.code, caught.value.field) == ("INVALID_ARGUMENT", "request_id")

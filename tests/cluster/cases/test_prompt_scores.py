@@ -1,5 +1,8 @@
-"""O03, O24: scored prompts, echo, and max_tokens at the edge."""
+"""O03, O24, O25: scored prompts, echo, max_tokens at the edge, and the last position."""
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,3 +84,42 @@ async def test_o24_missing_means_to_the_limit(rig: Any) -> None:
     for way in ("grpc-stream", "grpc-unary"):
         told = await rig.ask(way, [65] * 200, ignore_eos=True)
         assert (told.completion_tokens, told.reasons) == (56, ["length"])
+
+
+@pytest.mark.parametrize(
+    "rope", [{}, {"rope_type": "linear", "factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}]
+)
+async def test_o25_the_limit_is_that_of_the_model_s_positions(
+    make_rig: Any,
+    refused: Any,
+    tiny_dir: Path,
+    tmp_path: Path,
+    rope: dict[str, Any],
+) -> None:
+    """Up to the last of 128 positions answers are those of transformers; no limit is above."""
+    folder = tmp_path / "short"
+    shutil.copytree(tiny_dir, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"max_position_embeddings": 128}
+    if rope:
+        config["rope_parameters"] = {
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": 32,
+            **rope,
+        }
+    (folder / "config.json").write_text(json.dumps(config))
+    rig = await make_rig(folder=folder)
+    prompt = [(7 * n) % 250 for n in range(120)]
+    told = await rig.ask("grpc-unary", prompt, ignore_eos=True, temperature=0.0, logprobs=0)
+    assert (told.completion_tokens, told.reasons) == (8, ["length"])
+    oracle = LlamaForCausalLM.from_pretrained(folder)
+    oracle.train(False)
+    with torch.inference_mode():
+        made = oracle.generate(
+            torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None
+        )
+    assert told.spelled == [[rig.tokenizer.spell(int(token)) for token in made[0, 120:]]]
+    with pytest.raises(refused, match="at most 8 are left"):
+        await rig.ask("http-whole", prompt, max_tokens=16)
+    with pytest.raises(refused, match="the context holds 128"):
+        await rig.ask("http-stream", [65] * 128, max_tokens=1)

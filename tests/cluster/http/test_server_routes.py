@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from blockyard.cluster.http_api import MAX_BODY_BYTES
+from blockyard.cluster.http.exchange import MAX_BODY_BYTES
 from blockyard.cluster.http_front import HttpFront
 from blockyard.cluster.tokenizer import ModelTokenizer
 

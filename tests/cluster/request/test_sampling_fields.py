@@ -11,7 +11,7 @@ from blockyard.cluster.request.sampling_fields import check_served, resolve_samp
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.sampling import SamplingParams
-from blockyard.workers.description import ModelDescription
+from blockyard.workers.description import ModelDescription, SamplingDefaults
 
 
 @pytest.fixture
@@ -28,6 +28,28 @@ def test_defaults_change_nothing(resolve: Any) -> None:
     params = resolve(seed=5)
     assert params == SamplingParams(seed=5, stop_token_ids=(0, 2))
     assert not params.reads_history
+
+
+def test_what_the_makers_advise_holds_where_nothing_is_said(
+    description: ModelDescription, tokenizer: ModelTokenizer
+) -> None:
+    advice = SamplingDefaults(0.6, 0.95, 20, 0.05, 1.1)
+    advised = replace(description, sampling=advice)
+    own = pb.SamplingParameters(fallback_temperature=0.0)
+    params = resolve_sampling(own, advised, tokenizer)
+    assert (params.temperature, params.top_p, params.top_k) == (0.6, 0.95, 20)
+    assert (params.min_p, params.repetition_penalty) == (0.05, 1.1)
+    own = pb.SamplingParameters(
+        temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0
+    )
+    params = resolve_sampling(own, advised, tokenizer)
+    assert (params.temperature, params.top_p, params.top_k) == (0.0, 1.0, 0)
+    assert (params.min_p, params.repetition_penalty) == (0.0, 1.0)
+
+
+def test_the_fallback_is_for_models_without_advice(resolve: Any) -> None:
+    assert resolve(fallback_temperature=0.25).temperature == 0.25
+    assert resolve(fallback_temperature=0.25, temperature=0.5).temperature == 0.5
 
 
 def test_fields_reach_the_engine(resolve: Any, tokenizer: ModelTokenizer) -> None:

@@ -1,0 +1,205 @@
+"""Responses, asked by OpenAI's own client."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+from blockyard.cluster.request.chat_template import ChatTemplate
+from blockyard.cluster.tokenizer import ModelTokenizer
+from blockyard.scheduler.request import FinishReason
+from blockyard.workers.description import ModelDescription
+
+Spell = Callable[[str], list[int]]
+TEMPLATE = """
+{%- for message in messages %}<{{ message.role }}>{{ message.content }}
+{%- for call in message.tool_calls or [] %}!{{ call.function.name }}{% endfor %}
+{%- if message.reasoning_content %}?{{ message.reasoning_content }}{% endif %}
+{%- endfor %}
+{%- if tools %}#{{ tools | length }}{% endif %}
+{#- <tool_call> </think> #}"""
+TOOLS: list[Any] = [{"type": "function", "name": "weather", "parameters": {}, "strict": False}]
+SAID = '<think>hm</think>I look.\n<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>'
+
+
+@pytest.fixture
+def description(description: ModelDescription) -> ModelDescription:
+    return replace(description, context_tokens=2048)
+
+
+@pytest.fixture
+def tokenizers(inner_tokenizer: Tokenizer) -> dict[str, ModelTokenizer]:
+    inner = Tokenizer.from_str(inner_tokenizer.to_str())
+    return {"small": ModelTokenizer(inner, ChatTemplate(TEMPLATE, {}))}
+
+
+def says(spell: Spell, text: str, end: FinishReason = FinishReason.STOP) -> list[Any]:
+    return [*([token] for token in spell(text)), end]
+
+
+def prompt_of(dispatcher: Any, tokenizers: Any) -> str:
+    return str(tokenizers["small"].decode_all(dispatcher.submitted[-1][1].prompt_token_ids))
+
+
+async def test_a_text(
+    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell, tokenizers: Any
+) -> None:
+    dispatcher.script = says(spell, "good day")
+    response = await client.responses.create(
+        model="small",
+        input="hello",
+        instructions="be kind",
+        max_output_tokens=50,
+        temperature=0.5,
+        metadata={"a": "b"},
+    )
+    assert response.output_text == "good day"
+    assert (response.status, response.error, response.incomplete_details) == (
+        "completed",
+        None,
+        None,
+    )
+    assert response.id.startswith("resp_")
+    assert (response.instructions, response.max_output_tokens) == ("be kind", 50)
+    assert (response.temperature, response.metadata) == (0.5, {"a": "b"})
+    assert response.usage is not None
+    spec = dispatcher.submitted[0][1]
+    assert response.usage.input_tokens == len(spec.prompt_token_ids)
+    assert response.usage.output_tokens == 8
+    assert response.usage.input_tokens_details.cached_tokens == 3
+    assert (spec.sampling.max_tokens, spec.sampling.temperature) == (50, 0.5)
+    assert prompt_of(dispatcher, tokenizers) == "<system>be kind<user>hello"
+
+
+async def test_items_reach_the_template(
+    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell, tokenizers: Any
+) -> None:
+    dispatcher.script = says(spell, SAID)
+    first = await client.responses.create(model="small", input="hello", tools=TOOLS)
+    (thought, message, call) = first.output
+    items: list[Any] = [
+        {"role": "developer", "content": "brief"},
+        {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+        *(item.model_dump(exclude_none=True) for item in (thought, message, call)),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "rain"},  # type: ignore
+    ]
+    await client.responses.create(model="small", input=items, tools=TOOLS)
+    prompt = prompt_of(dispatcher, tokenizers)
+    assert prompt == "<system>brief<user>hello<assistant>I look.!weather?hm<tool>rain#1"
+
+
+async def test_reasoning_text_and_calls_are_items(
+    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell
+) -> None:
+    dispatcher.script = says(spell, SAID)
+    response: Any = await client.responses.create(model="small", input="hello", tools=TOOLS)
+    thought, message, call = response.output
+    assert (thought.type, thought.content[0].text) == ("reasoning", "hm")
+    assert (message.type, message.content[0].text) == ("message", "I look.")
+    assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"a": 1}')
+    assert response.output_text == "I look."
+    assert response.usage.output_tokens_details.reasoning_tokens == 2
+
+
+async def test_a_stream_adds_up_to_the_whole(
+    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell
+) -> None:
+    dispatcher.script = says(spell, SAID)
+    stream = await client.responses.create(model="small", input="hello", tools=TOOLS, stream=True)
+    events: list[Any] = [event async for event in stream]
+    kinds = [event.type for event in events]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    assert kinds[-1] == "response.completed"
+    assert kinds.count("response.output_item.added") == 3
+    assert kinds.count("response.output_item.done") == 3
+
+    def joined(kind: str) -> str:
+        return "".join(event.delta for event in events if event.type == kind)
+
+    assert joined("response.reasoning_text.delta") == "hm"
+    assert joined("response.output_text.delta") == "I look."
+    assert joined("response.function_call_arguments.delta") == '{"a": 1}'
+    assert kinds.count("response.function_call_arguments.delta") > 1
+    whole = events[-1].response
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.model_dump() for item in whole.output] == [item.model_dump() for item in done]
+    assert whole.output_text == "I look."
+    dispatcher.script = says(spell, SAID)
+    plain = await client.responses.create(model="small", input="hello", tools=TOOLS)
+    assert [item.type for item in plain.output] == [item.type for item in whole.output]
+
+
+async def test_the_client_s_own_reader_of_streams_follows(
+    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell
+) -> None:
+    dispatcher.script = says(spell, "good day")
+    async with client.responses.stream(model="small", input="hello") as stream:
+        texts = [
+            event.delta async for event in stream if event.type == "response.output_text.delta"
+        ]
+        final = await stream.get_final_response()
+    assert "".join(texts) == final.output_text == "good day"
+
+
+async def test_an_answer_cut_off_is_incomplete(
+    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell
+) -> None:
+    dispatcher.script = says(spell, "good", FinishReason.LENGTH)
+    response = await client.responses.create(model="small", input="hello", max_output_tokens=4)
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output[0].status == "incomplete"  # type: ignore[union-attr]
+
+
+async def test_a_form_is_kept_to(client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell) -> None:
+    dispatcher.script = says(spell, "{}")
+    schema: Any = {"type": "object", "properties": {"unusual": {"type": "integer"}}}
+    form: Any = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
+    response: Any = await client.responses.create(model="small", input="hello", text=form)
+    assert "unusual" in dispatcher.submitted[0][1].sampling.grammar
+    assert response.text.format.name == "n"
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"input": []}, "input"),
+    ({"input": 5}, "input"),
+    ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "input[0].content[0].type",
+    ),
+    ({"input": [{"role": "user", "content": "x", "extra": 1}]}, "input[0].extra"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"store": True}, "store"),
+    ({"background": True}, "background"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"include": ["reasoning.encrypted_content"]}, "include"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ({"max_output_tokens": -1}, "max_output_tokens"),
+    ({"n": 2}, "n"),
+    ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    ({"nonsense": 1}, "nonsense"),
+]
+
+
+async def test_mistakes_name_their_field(client: openai.AsyncOpenAI) -> None:
+    for asked, field in MISTAKES:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(model="small", input="hello", extra_body=asked)
+        assert caught.value.param == field
+
+
+async def test_a_failure_in_the_middle_ends_the_stream_with_an_error(
+    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell
+) -> None:
+    dispatcher.script = [spell("good"), RuntimeError("secret")]
+    stream = await client.responses.create(model="small", input="hello", stream=True)
+    with pytest.raises(openai.APIError, match="incident"):
+        async for _ in stream:
+            pass
