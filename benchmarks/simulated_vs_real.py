@@ -1,9 +1,11 @@
 """Sends one load through a real `blockyard serve` and through a replay, and compares the two.
 
-A machine's speed changes within minutes when others use it, so the load goes out in portions, and
-what steps cost is measured on the same server before, between and after them. All measurements
-together make the cost model; each portion is replayed at the times at which it was really sent.
-Exit code 1 when throughput or peak blocks are 15 % apart. Units: seconds, tokens, blocks.
+The replay's cost model is fitted as `blockyard calibrate --address SERVER --watch SECONDS` fits
+it: to the steps that the server runs for this very load, so whatever else the machine does at that
+time is in the real run and in the costs alike. The requests are replayed at the times at which
+they were really sent. What is compared is then who ran together with whom, in how many steps, in
+which blocks. Exit code 1 when throughput or peak blocks are 15 % apart. Units: seconds, tokens,
+blocks.
 
     python benchmarks/simulated_vs_real.py --requests 200
 """
@@ -20,11 +22,12 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from blockyard.cluster.capacity.model_shape import find_shape
 from blockyard.cluster.capacity.replay_report import ReplayQuestion, answer_replay
-from blockyard.cluster.capacity.server_calibration import UNKNOWN_LINK, measure_server
+from blockyard.cluster.capacity.server_calibration import UNKNOWN_LINK, StepWatch
 from blockyard.cluster.capacity.trace_reader import TraceRequest
 from blockyard.cluster.capacity.traffic import recorded_traffic
 from blockyard.cluster.client import GenerationClient, ServerError, Settings, build_request
@@ -43,11 +46,12 @@ _STEP_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a load came to. Seconds from a portion's first request to its last token, added up."""
+    """What a load came to. Seconds from the first request to the last token."""
 
     output_tokens: int
     seconds: float
     peak_blocks: int
+    steps: int
 
     @property
     def tokens_per_second(self) -> float:
@@ -63,19 +67,10 @@ def compare(real: Outcome, simulated: Outcome) -> dict[str, float]:
     }
 
 
-def together(portions: list[Outcome]) -> Outcome:
-    """Portions one after the other."""
-    return Outcome(
-        sum(portion.output_tokens for portion in portions),
-        sum(portion.seconds for portion in portions),
-        max(portion.peak_blocks for portion in portions),
-    )
-
-
-async def run_portion(
-    client: GenerationClient, requests: int, rate: float, rng: random.Random
+async def run_load(
+    client: GenerationClient, requests: int, rate: float, rng: random.Random, watch: StepWatch
 ) -> tuple[list[TraceRequest], Outcome]:
-    """Send requests at random times, and watch the books until all answers are there."""
+    """Send requests at random times, and watch books and steps until all answers are there."""
     began = time.monotonic()
     sent: list[TraceRequest] = []
     peak = 0
@@ -88,22 +83,31 @@ async def run_portion(
         async for _ in client.stream(request):
             pass
 
-    async def watch() -> None:
+    async def watch_books() -> None:
         nonlocal peak
         while True:
             books = await client.ledger()
             peak = max(peak, *(group.blocks.active for group in books.groups), 0)
             await asyncio.sleep(0.05)
 
-    watcher = asyncio.create_task(watch())
+    async def watch_steps() -> None:
+        while True:
+            await watch.collect()
+            await asyncio.sleep(1.0)
+
+    watchers = [asyncio.create_task(watch_books()), asyncio.create_task(watch_steps())]
     tasks = []
     for _ in range(requests):
         tasks.append(asyncio.create_task(ask(rng.randrange(16, 160), rng.randrange(8, 48))))
         await asyncio.sleep(rng.expovariate(rate))
     await asyncio.gather(*tasks)
     seconds = time.monotonic() - began
-    watcher.cancel()
-    return sent, Outcome(sum(entry.output_tokens for entry in sent), seconds, peak)
+    for watcher in watchers:
+        watcher.cancel()
+    await asyncio.gather(*watchers, return_exceptions=True)
+    await watch.collect()
+    tokens = sum(entry.output_tokens for entry in sent)
+    return sent, Outcome(tokens, seconds, peak, len(watch.samples))
 
 
 def replay(
@@ -137,7 +141,7 @@ def replay(
     figures = report["allocators"]["blocks"]
     peak = figures["peak_held_slots"] // report["setup"]["block_size"]
     tokens = sum(entry.output_tokens for entry in sent)
-    return Outcome(tokens, figures["simulated_s"], peak)
+    return Outcome(tokens, figures["simulated_s"], peak, figures["steps"])
 
 
 def kv_dtype_of(model: str, block_bytes: int, block_size: int) -> str:
@@ -163,29 +167,17 @@ async def _until_up(address: str, server: "subprocess.Popen[bytes]") -> None:
 
 async def _measure(
     address: str, arguments: argparse.Namespace
-) -> tuple[list[StepSample], list[list[TraceRequest]], list[Outcome], Any]:
+) -> tuple[list[StepSample], list[TraceRequest], Outcome, Any]:
     rng = random.Random(arguments.seed)
-    samples: list[StepSample] = []
-    sent: list[list[TraceRequest]] = []
-    real: list[Outcome] = []
-    per_portion = -(-arguments.requests // arguments.portions)
-    left = arguments.requests
     async with GenerationClient(address) as client:
-        while left > 0:
-            samples += await measure_server(client, arguments.max_running, _STEP_TOKENS, rng)
-            requests, outcome = await run_portion(
-                client, min(left, per_portion), arguments.rate, rng
-            )
-            print(
-                f"{len(requests)} requests: {outcome.tokens_per_second:.1f} tokens/s",
-                file=sys.stderr,
-            )
-            sent.append(requests)
-            real.append(outcome)
-            left -= len(requests)
-        samples += await measure_server(client, arguments.max_running, _STEP_TOKENS, rng)
+        # The first steps pay for what is made once.
+        await run_load(client, arguments.max_running, arguments.rate, rng, StepWatch(client))
+        watch = StepWatch(client)
+        await watch.collect()
+        watch.samples.clear()
+        sent, outcome = await run_load(client, arguments.requests, arguments.rate, rng, watch)
         group = (await client.ledger()).groups[0]
-    return samples, sent, real, group
+    return watch.samples, sent, outcome, group
 
 
 def _free_port() -> int:
@@ -218,21 +210,18 @@ async def _main(arguments: argparse.Namespace) -> int:
     if arguments.device_file:
         text = json.dumps(device_to_json(device), indent=2)
         arguments.device_file.write_text(text + "\n", encoding="utf-8")
-    simulated = [replay(portion, device, kv_dtype, arguments) for portion in sent]
-    apart = compare(together(real), together(simulated))
+    simulated = replay(sent, device, kv_dtype, arguments)
+    apart = compare(real, simulated)
     report = {
-        "real": asdict(together(real)),
-        "simulated": asdict(together(simulated)),
-        "portions": [
-            {
-                "real_tokens_per_s": one.tokens_per_second,
-                "simulated_tokens_per_s": other.tokens_per_second,
-                "real_peak_blocks": one.peak_blocks,
-                "simulated_peak_blocks": other.peak_blocks,
-            }
-            for one, other in zip(real, simulated, strict=True)
-        ],
+        "real": {**asdict(real), "tokens_per_second": real.tokens_per_second},
+        "simulated": {**asdict(simulated), "tokens_per_second": simulated.tokens_per_second},
+        "real_steps": {
+            "seconds": sum(sample.seconds for sample in samples),
+            "slowest_against_median": max(sample.seconds for sample in samples)
+            / median(sample.seconds for sample in samples),
+        },
         "dtype": group.dtype,
+        "load_average": os.getloadavg(),
         "apart": apart,
     }
     print(json.dumps(report, indent=2))
@@ -242,7 +231,6 @@ async def _main(arguments: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--portions", type=int, default=4, help="measured between and around them")
     parser.add_argument("--rate", type=float, default=40.0, help="requests a second")
     parser.add_argument("--blocks", type=int, default=512, help="blocks in the pool")
     parser.add_argument("--max-running", type=int, default=32)

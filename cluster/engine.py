@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from blockyard.cluster.books.engine_listener import EngineListener
 from blockyard.cluster.books.shadow_feed import ShadowFeed
+from blockyard.cluster.books.step_log import StepLog
 from blockyard.cluster.books.step_meter import StepMeter
 from blockyard.cluster.group import Group, GroupLost
 from blockyard.cluster.steps_under_way import StepsUnderWay
@@ -73,6 +74,7 @@ class Engine:
         )
         self._listeners: list[EngineListener] = [self.shadow]
         self.step_meter = StepMeter()
+        self.step_log = StepLog(clock)
         self._under_way = StepsUnderWay()
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -212,6 +214,7 @@ class Engine:
             logger.exception("the group could not be formed anew")
             return False
         self.step_meter.reformed()
+        self.step_log.abandoned()
         self._old_keys += self.prefix_keys()
         self._scheduler = restarted(self._scheduler, self._clock())
         self._group.on_change(self._take_acknowledged)
@@ -252,6 +255,7 @@ class Engine:
             return False
         self._under_way.start(self._group.execute(plan))
         self.step_meter.sent(now, self._clock())
+        self.step_log.began(plan, now)
         return True
 
     def _update(self, result: StepResult) -> None:
@@ -263,6 +267,7 @@ class Engine:
         for listener in self._listeners:
             listener.stepped(updates)
         self.step_meter.ended(result, arrived, self._clock())
+        self.step_log.ended(more=self._scheduler.has_work)
         self._note_change()
 
     def _before_request(self) -> None:

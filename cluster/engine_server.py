@@ -8,7 +8,7 @@ and no gRPC.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from blockyard.cluster.books.arrival_log import ArrivalLog
 from blockyard.cluster.engine import Engine
@@ -181,7 +181,9 @@ class EngineServer:
                 ask = self._desk.call_off if call_off else self._desk.find
                 reader.connection.post(RequestsAnswer(ticket, ask(tenant, name)))
             case AskArrivals(ticket, after):
-                reader.connection.post(ArrivalsAnswer(ticket, self._arrivals.take(after)))
+                steps = self.engine.step_log.take()
+                batch = replace(self._arrivals.take(after), steps=steps)
+                reader.connection.post(ArrivalsAnswer(ticket, batch))
             case AskYard(ticket, max_cells):
                 reader.connection.post(YardAnswer(ticket, self.engine.draw_yard(max_cells)))
 

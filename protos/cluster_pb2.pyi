@@ -36,7 +36,7 @@ class GetArrivalsRequest(_message.Message):
     def __init__(self, after: _Optional[_Mapping[str, int]] = ..., salt: _Optional[bytes] = ...) -> None: ...
 
 class ArrivalsResponse(_message.Message):
-    __slots__ = ("arrivals", "next", "missed")
+    __slots__ = ("arrivals", "next", "missed", "steps")
     class NextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -47,10 +47,26 @@ class ArrivalsResponse(_message.Message):
     ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     MISSED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     arrivals: _containers.RepeatedCompositeFieldContainer[Arrival]
     next: _containers.ScalarMap[str, int]
     missed: int
-    def __init__(self, arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ..., next: _Optional[_Mapping[str, int]] = ..., missed: _Optional[int] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[MeasuredStep]
+    def __init__(self, arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ..., next: _Optional[_Mapping[str, int]] = ..., missed: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[MeasuredStep, _Mapping]]] = ...) -> None: ...
+
+class MeasuredStep(_message.Message):
+    __slots__ = ("rows", "tokens", "context_tokens", "attended_pairs", "seconds")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ATTENDED_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    tokens: int
+    context_tokens: int
+    attended_pairs: float
+    seconds: float
+    def __init__(self, rows: _Optional[int] = ..., tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., attended_pairs: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Arrival(_message.Message):
     __slots__ = ("arrived_at", "prompt_tokens", "output_tokens", "tenant_hash", "prefix_ids", "piece_tokens")

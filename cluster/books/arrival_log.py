@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from blockyard.cluster.books.step_log import StepRecord
 from blockyard.scheduler.block_keys import block_keys
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.scheduler.snapshot import RequestSnapshot
@@ -45,6 +46,8 @@ class ArrivalBatch:
     next_number: int
     missed: int
     block_size: int
+    steps: tuple[StepRecord, ...] = ()
+    """Those that have ended since the last question, whatever its number."""
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 from blockyard.cluster.books.arrival_log import ArrivalBatch, ArrivalRecord
+from blockyard.cluster.books.step_log import StepRecord
 from blockyard.protos import cluster_pb2
 
 __all__ = ["LEAST_SALT_BYTES", "arrivals_message"]
@@ -30,6 +31,7 @@ def arrivals_message(
         response.next[group_id] = batch.next_number
         for record in batch.records:
             response.arrivals.append(_arrival(record, batch.block_size, salt))
+        response.steps.extend(map(_step, batch.steps))
     return response
 
 
@@ -43,6 +45,16 @@ def _arrival(record: ArrivalRecord, block_size: int, salt: bytes) -> cluster_pb2
             int.from_bytes(_digest(key, salt)) >> (64 - _ID_BITS) for key in record.block_keys
         ],
         piece_tokens=block_size,
+    )
+
+
+def _step(record: StepRecord) -> cluster_pb2.MeasuredStep:
+    return cluster_pb2.MeasuredStep(
+        rows=record.rows,
+        tokens=record.tokens,
+        context_tokens=record.context_tokens,
+        attended_pairs=record.attended_pairs,
+        seconds=record.seconds,
     )
 
 

@@ -6,7 +6,7 @@ those of a server. Knows nothing of files. Units: tokens, blocks, seconds.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from blockyard.scheduler.config import SchedulerConfig
@@ -116,11 +116,11 @@ class _Bench:
             self._scheduler.commit(result, began)
             self._scheduler.acknowledge(plan.step)
             ended = time.perf_counter()
-            sample = StepSample(plan.starts, plan.counts, ended - began)
-            (decodes if max(plan.counts) == 1 else samples).append(sample)
+            sample = StepSample.of(plan.starts, plan.counts, ended - began)
+            (decodes if sample.tokens == sample.rows else samples).append(sample)
             began = ended
         if decodes:
             middle = decodes[len(decodes) // 2]
             seconds = median(sample.seconds for sample in decodes)
-            samples.append(StepSample(middle.starts, middle.counts, seconds))
+            samples.append(replace(middle, seconds=seconds))
         return samples

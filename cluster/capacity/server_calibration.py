@@ -1,12 +1,14 @@
-"""Measures what steps cost in a server that runs, by the server's own timings of its requests.
+"""Measures what steps cost in a server that runs: by loads of its own, or by whatever it serves.
 
-So the costs hold all that serving adds to a step: planning, wires, delivery, and whatever else
-shares the machine. Loads are small and take seconds, so that they can be measured between others.
-Knows no files. Units: tokens, rows, seconds.
+Loads are priced by the server's timings of their requests; what others send, by the server's own
+record of its steps. So the costs hold all that serving adds to a step: planning, wires, delivery,
+and whatever else shares the machine. Knows no files. Units: tokens, rows, seconds.
 """
 
 import asyncio
 import random
+import secrets
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from blockyard.cluster.client import GenerationClient, Settings, build_request
 from blockyard.scheduler.simulated.devices import Device
 from blockyard.scheduler.simulated.measured_cost import StepSample, fit_cost
 
-__all__ = ["UNKNOWN_LINK", "calibrate_server", "measure_server"]
+__all__ = ["UNKNOWN_LINK", "StepWatch", "calibrate_server", "measure_server", "watch_server"]
 
 UNKNOWN_LINK = 10e9
 """Bytes a second to host memory, which a server's timings do not tell."""
@@ -24,6 +26,9 @@ _DECODES = 16
 
 _PREFILLS = 2
 """How often each length of prompt is measured."""
+
+_WATCH_SECONDS = 2.0
+"""Between two questions: a server remembers the steps of half a minute and more."""
 
 _LOWEST_TOKEN, _HIGHEST_TOKEN = 100, 900
 """Tokens that every vocabulary has."""
@@ -39,7 +44,53 @@ async def calibrate_server(
     """
     async with GenerationClient(address) as client:
         samples = await measure_server(client, max_running, max_step_tokens, rng)
-        group = (await client.ledger()).groups[0]
+        return await _device(client, samples)
+
+
+async def watch_server(address: str, seconds: float) -> Device:
+    """A device that costs what the steps cost that the server at `address` runs meanwhile.
+
+    Nothing is sent to it: what it serves should be many steps of different sizes. Of several groups
+    all steps are taken together.
+
+    Raises:
+        ValueError: too few different steps were run to tell anything.
+        ServerError: it does not answer.
+    """
+    async with GenerationClient(address) as client:
+        watch = StepWatch(client)
+        await watch.collect()
+        ends = time.monotonic() + seconds
+        while (left := ends - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, _WATCH_SECONDS))
+            await watch.collect()
+        return await _device(client, watch.samples)
+
+
+class StepWatch:
+    """Steps that a server has run since the first `collect`. Call it every few seconds."""
+
+    def __init__(self, client: GenerationClient) -> None:
+        self._client = client
+        self._after: dict[str, int] = {}
+        # Names of prompts come with the steps and are thrown away.
+        self._salt = secrets.token_bytes(32)
+        self.samples: list[StepSample] = []
+
+    async def collect(self) -> None:
+        """Take over what has been run since the last call. Raises `ServerError`."""
+        answer = await self._client.arrivals(self._after, self._salt)
+        self._after = dict(answer.next)
+        for step in answer.steps:
+            self.samples.append(
+                StepSample(
+                    step.tokens, step.rows, step.context_tokens, step.attended_pairs, step.seconds
+                )
+            )
+
+
+async def _device(client: GenerationClient, samples: list[StepSample]) -> Device:
+    group = (await client.ledger()).groups[0]
     if not group.sum.block_bytes:
         raise ValueError("the server does not know how many bytes its blocks have")
     known = group.sum.weight_bytes + group.sum.activation_bytes + group.sum.blocks.total
@@ -69,14 +120,14 @@ async def measure_server(
     for prompt in _prompts(max_step_tokens):
         for _ in range(_PREFILLS):
             timings = await _ask(client, prompt, 1, rng)
-            samples.append(StepSample((0,), (prompt,), timings.prefill_seconds))
+            samples.append(StepSample.of((0,), (prompt,), timings.prefill_seconds))
     for requests, prompt in _loads(max_running, max_step_tokens):
         together = (_ask(client, prompt, _DECODES + 1, rng) for _ in range(requests))
         answers = await asyncio.gather(*together)
         # Who was let in last decodes beside all others and waits for nobody's prompt.
         seconds = min(timings.decode_seconds for timings in answers) / _DECODES
         starts = (prompt + _DECODES // 2,) * requests
-        samples.append(StepSample(starts, (1,) * requests, seconds))
+        samples.append(StepSample.of(starts, (1,) * requests, seconds))
     return [sample for sample in samples if sample.seconds > 0]
 
 

@@ -41,6 +41,15 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            help="Send the server nothing: fit to the steps that it runs for others in so many "
+            "seconds.",
+            show_default=False,
+            min=1.0,
+        ),
+    ] = None,
 ) -> None:
     """Measure what steps cost here with a model; give the limits that `blockyard serve` has.
 
@@ -56,8 +65,11 @@ def calibrate(
 
     if not output.expanduser().parent.is_dir():
         raise fail(f"there is no folder for {output}", EXIT_MISUSED)
+    if watch is not None and address is None:
+        raise fail("--watch needs the --address of the server to watch", EXIT_MISUSED)
     if address is not None:
-        _write(output, _measure_server(address, max_running, max_step_tokens), model)
+        found = _measure_server(address, max_running, max_step_tokens, watch)
+        _write(output, found, model)
         return
     try:
         with TerminalProgress() as progress:
@@ -113,14 +125,18 @@ def _write(output: Path, measured: "Device", model: str) -> None:
     )
 
 
-def _measure_server(address: str, max_running: int, max_step_tokens: int) -> "Device":
+def _measure_server(
+    address: str, max_running: int, max_step_tokens: int, watch: float | None
+) -> "Device":
     import asyncio
     import random
 
-    from blockyard.cluster.capacity.server_calibration import calibrate_server
+    from blockyard.cluster.capacity.server_calibration import calibrate_server, watch_server
 
     with reported_errors(address):
         try:
+            if watch is not None:
+                return asyncio.run(watch_server(address, watch))
             return asyncio.run(
                 calibrate_server(address, max_running, max_step_tokens, random.Random())
             )

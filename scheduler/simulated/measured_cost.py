@@ -16,14 +16,36 @@ __all__ = ["MeasuredCost", "StepSample", "fit_cost"]
 
 _Vector = npt.NDArray[np.float64]
 
+_ROUNDS = 5
+"""How often a fit is made anew with weights by what the one before expects; it settles soon."""
+
+_LEAST_SHARE = 0.01
+"""No step is expected to take less than this share of the mean one, or it would weigh too much."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """A step that ran: row `i` computed `counts[i]` tokens from position `starts[i]` on."""
+    """A step that ran, by what its cost depends on.
 
-    starts: tuple[int, ...]
-    counts: tuple[int, ...]
+    Attributes:
+        tokens: computed in all rows.
+        rows: how many there were.
+        read: tokens of context that all rows read together, computed ones among them.
+        attended: pairs of a computed token and one before it.
+        seconds: how long it took.
+    """
+
+    tokens: int
+    rows: int
+    read: int
+    attended: float
     seconds: float
+
+    @classmethod
+    def of(cls, starts: Sequence[int], counts: Sequence[int], seconds: float) -> "StepSample":
+        """Row `i` computed `counts[i]` tokens from position `starts[i]` on."""
+        tokens = sum(counts)
+        return cls(tokens, len(counts), sum(starts) + tokens, _attended(starts, counts), seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,30 +122,30 @@ class MeasuredCost:
 def fit_cost(
     samples: Sequence[StepSample], block_bytes: int, link_bytes_per_second: float
 ) -> MeasuredCost:
-    """The costs that come nearest to all samples, each by its share and not by its seconds.
+    """The costs that come nearest to all samples, which take as long in all as they did.
+
+    A step's time strays the more the longer it is, so each counts by how long it is expected to
+    take. What it took instead would not do: steps that a busy machine held up would count least,
+    and all others would come out too short.
 
     Raises:
         ValueError: too few different steps to tell anything.
     """
-    tokens = np.array([sum(sample.counts) for sample in samples], dtype=np.float64)
-    corners = _corners(tokens)
+    tokens = np.array([sample.tokens for sample in samples], dtype=np.float64)
+    corners = _corners(tokens) if len(samples) else tokens
     if len(corners) < 2:
         raise ValueError("the samples have steps of one size only; measure others too")
     line = np.array([_hats(count, corners) for count in tokens])
     others = np.array(
-        [
-            (
-                len(sample.counts),
-                sum(sample.starts) + sum(sample.counts),
-                _attended(sample.starts, sample.counts),
-            )
-            for sample in samples
-        ],
-        dtype=np.float64,
+        [(sample.rows, sample.read, sample.attended) for sample in samples], dtype=np.float64
     )
+    features = np.hstack([line, others])
     seconds = np.array([sample.seconds for sample in samples])
-    features = np.hstack([line, others]) / seconds[:, None]
-    found = _least_squares(features, np.ones(len(samples)))
+    expected = np.full(len(samples), seconds.mean())
+    for _ in range(_ROUNDS):
+        weights = 1 / np.sqrt(expected)
+        found = _least_squares(features * weights[:, None], seconds * weights)
+        expected = np.maximum(features @ found, _LEAST_SHARE * seconds.mean())
     size = len(corners)
     return MeasuredCost(
         token_counts=tuple(int(corner) for corner in corners),

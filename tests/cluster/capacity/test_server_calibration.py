@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from blockyard.cluster.capacity.server_calibration import measure_server
-from blockyard.scheduler.simulated.measured_cost import MeasuredCost, fit_cost
+from blockyard.cluster.capacity.server_calibration import StepWatch, measure_server
+from blockyard.scheduler.simulated.measured_cost import MeasuredCost, StepSample, fit_cost
 
 TRUE = MeasuredCost((1, 8, 64, 512), (0.01, 0.012, 0.02, 0.1), 0.0005, 2e-6, 0.0, 4096, 1e9)
 
@@ -55,6 +55,47 @@ async def test_the_costs_of_a_server_are_found_from_its_timings() -> None:
     assert {rows for rows, _, output in server.asked if output > 4} == {1, 2, 4, 8, 12}
     assert max(prompt for _, prompt, _ in server.asked) == 512
     assert max(rows * prompt for rows, prompt, _ in server.asked) <= 4 * 512
+
+
+async def test_costs_are_found_from_steps_that_ran_for_others() -> None:
+    rng = random.Random(3)
+
+    def step() -> Any:
+        rows = rng.choice((1, 4, 8, 30))
+        starts = [rng.randrange(900) for _ in range(rows)]
+        counts = [1] * rows
+        if rng.random() < 0.3:
+            starts.append(0)
+            counts.append(rng.choice((60, 500)))
+        sample = StepSample.of(starts, counts, TRUE.compute_seconds(starts, counts))
+        return SimpleNamespace(
+            rows=sample.rows,
+            tokens=sample.tokens,
+            context_tokens=sample.read,
+            attended_pairs=sample.attended,
+            seconds=sample.seconds,
+        )
+
+    class Recorder:
+        """Refuses who does not ask on from where the last answer ended."""
+
+        async def arrivals(self, after: dict[str, int], salt: bytes) -> Any:
+            assert len(salt) >= 16
+            number = after.get("g", 0)
+            assert number == len(watch.samples) // 50
+            return SimpleNamespace(next={"g": number + 1}, steps=[step() for _ in range(50)])
+
+    client: Any = Recorder()
+    watch = StepWatch(client)
+    for _ in range(8):
+        await watch.collect()
+    found = fit_cost(watch.samples, 4096, 1e9)
+    for rows, context in ((1, 40), (4, 400), (30, 9000)):
+        exact = TRUE.decode_seconds(rows, context)
+        assert found.decode_seconds(rows, context) == pytest.approx(exact, rel=0.05)
+    assert found.compute_seconds([0], [500]) == pytest.approx(
+        TRUE.compute_seconds([0], [500]), rel=0.05
+    )
 
 
 async def test_two_groups_cannot_be_told_apart() -> None:

@@ -74,6 +74,22 @@ async def test_a_recording_replays_to_the_same_prefix_hits(
     assert hits == stack.groups[0].server.ledger().prefix_hit_tokens > 40
 
 
+async def test_steps_are_told_once_with_their_sizes(
+    stack: Any, address: str, spec: Spec, collected: Collected
+) -> None:
+    await stack.add_group()
+    after = dict((await ask(address, {})).next)
+    await collected(await stack.dispatcher.submit("witness", spec("a", (1, 2, 3, 4, 5), 4)))
+    answer = await ask(address, after)
+    # The prompt, and each token of the answer but the last.
+    assert [step.tokens for step in answer.steps] == [5, 1, 1, 1]
+    assert [step.rows for step in answer.steps] == [1] * 4
+    assert [step.context_tokens for step in answer.steps] == [5, 6, 7, 8]
+    assert [step.attended_pairs for step in answer.steps] == [12.5, 5.5, 6.5, 7.5]
+    assert min(step.seconds for step in answer.steps) > 0
+    assert not (await ask(address, dict(answer.next))).steps
+
+
 async def test_another_salt_names_everything_differently(
     stack: Any, address: str, spec: Spec, collected: Collected
 ) -> None:

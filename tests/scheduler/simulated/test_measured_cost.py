@@ -13,9 +13,12 @@ from blockyard.scheduler.simulated.measured_cost import MeasuredCost, StepSample
 TRUE = MeasuredCost((1, 4, 16, 64), (0.05, 0.06, 0.1, 0.5), 0.002, 1e-5, 1e-7, 4096, 1e9)
 
 
-def steps(count: int, noise: float = 0.0) -> list[StepSample]:
+Step = tuple[tuple[int, ...], tuple[int, ...], float]
+
+
+def steps(count: int, noise: float = 0.0) -> list[Step]:
     rng = random.Random(4)
-    samples = []
+    found = []
     for _ in range(count):
         if rng.random() < 0.5:
             counts = tuple([1] * rng.choice((1, 4, 16)))
@@ -23,25 +26,38 @@ def steps(count: int, noise: float = 0.0) -> list[StepSample]:
             counts = (rng.choice((4, 16, 60)), *([1] * rng.choice((0, 4))))
         starts = tuple(rng.randrange(0, 2000) for _ in counts)
         seconds = TRUE.compute_seconds(starts, counts) * (1 + noise * rng.uniform(-1, 1))
-        samples.append(StepSample(starts, counts, seconds))
-    return samples
+        found.append((starts, counts, seconds))
+    return found
+
+
+def samples(found: list[Step]) -> list[StepSample]:
+    return [StepSample.of(*step) for step in found]
 
 
 def test_a_fit_finds_what_made_the_steps() -> None:
-    found = fit_cost(steps(200), 4096, 1e9)
-    for sample in steps(60):
-        seconds = found.compute_seconds(sample.starts, sample.counts)
-        assert seconds == pytest.approx(sample.seconds, rel=0.03)
+    found = fit_cost(samples(steps(200)), 4096, 1e9)
+    for starts, counts, seconds in steps(60):
+        assert found.compute_seconds(starts, counts) == pytest.approx(seconds, rel=0.03)
     assert found.copy_seconds(10) == pytest.approx(10 * 4096 / 1e9)
 
 
 def test_noise_gives_no_negative_costs() -> None:
-    found = fit_cost(steps(100, noise=0.3), 4096, 1e9)
+    found = fit_cost(samples(steps(100, noise=0.3)), 4096, 1e9)
     parts = (*found.token_seconds, found.row_seconds, found.read_seconds, found.attend_seconds)
     assert min(parts) >= 0
-    for sample in steps(60):
-        seconds = found.compute_seconds(sample.starts, sample.counts)
-        assert seconds == pytest.approx(sample.seconds, rel=0.3)
+    for starts, counts, seconds in steps(60):
+        assert found.compute_seconds(starts, counts) == pytest.approx(seconds, rel=0.3)
+
+
+def test_steps_that_were_held_up_count_for_what_they_took() -> None:
+    rng = random.Random(2)
+    held_up = [
+        (starts, counts, seconds * (6 if rng.random() < 0.2 else 1))
+        for starts, counts, seconds in steps(400)
+    ]
+    found = fit_cost(samples(held_up), 4096, 1e9)
+    expected = sum(found.compute_seconds(starts, counts) for starts, counts, _ in held_up)
+    assert expected == pytest.approx(sum(seconds for _, _, seconds in held_up), rel=0.01)
 
 
 def test_the_line_goes_on_past_its_ends() -> None:
@@ -62,7 +78,7 @@ def test_lines_without_direction_are_refused() -> None:
     with pytest.raises(ValueError, match="at least two"):
         MeasuredCost((4,), (1.0,), 0, 0, 0, 1, 1)
     with pytest.raises(ValueError, match="one size"):
-        fit_cost([StepSample((0,), (1,), 0.1)] * 3, 1, 1)
+        fit_cost([StepSample.of((0,), (1,), 0.1)] * 3, 1, 1)
 
 
 def test_a_measured_device_comes_back_from_json() -> None:
