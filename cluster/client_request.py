@@ -33,6 +33,7 @@ class Settings:
     priority: int | None = None
     n: int | None = None
     best_of: int | None = None
+    beam_width: int | None = None
     min_p: float | None = None
     typical_p: float | None = None
     frequency_penalty: float | None = None

@@ -38,6 +38,12 @@ def check_served(sampling: pb.SamplingParameters) -> None:
             "sampling.best_of",
             f"is {sampling.best_of}; from n ({num_wanted(sampling)}) to {MAX_CHOICES} are made",
         )
+    if sampling.HasField("beam_width") and sampling.beam_width != 1:
+        raise invalid(
+            "sampling.beam_width",
+            f"is {sampling.beam_width}; beam search is not served, so leave it out or say 1; "
+            "best_of makes several answers and gives the best",
+        )
 
 
 def num_wanted(sampling: pb.SamplingParameters) -> int:

@@ -121,6 +121,15 @@ def test_refusals_name_the_field(
     assert words in refused.value.message
 
 
+def test_beams_are_refused_by_name() -> None:
+    check_served(pb.SamplingParameters(beam_width=1))
+    for width in (0, 4):
+        with pytest.raises(ApiError) as refused:
+            check_served(pb.SamplingParameters(beam_width=width))
+        assert refused.value.field == "sampling.beam_width"
+        assert "best_of" in refused.value.message
+
+
 def test_ids_that_only_the_padded_vocabulary_has(
     description: ModelDescription, tokenizer: ModelTokenizer
 ) -> None:
