@@ -132,6 +132,12 @@ _TOOLS: dict[str, Schema] = {
     "chat_template_kwargs": _OBJECT,
 }
 
+_SAID: dict[str, Schema] = {
+    "content": _either(_TEXT, _list(_PART), {"type": "null"}),
+    "name": _TEXT,
+    "refusal": _TEXT,
+}
+
 _CALL = _closed(
     {
         "id": _TEXT,
@@ -187,17 +193,18 @@ SCHEMAS: dict[str, Schema] = {
         ),
         _closed({"type": {"enum": ["function"]}, **_FUNCTION}, "type", "name"),
     ),
-    "Message": _closed(
-        {
-            "role": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,32}$"},
-            "content": _either(_TEXT, _list(_PART), {"type": "null"}),
-            "name": _TEXT,
-            "tool_calls": _list(_CALL),
-            "tool_call_id": _TEXT,
-            "reasoning_content": _TEXT,
-            "refusal": _TEXT,
-        },
-        "role",
+    "Message": _either(
+        _closed({"role": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,32}$"}, **_SAID}, "role"),
+        _closed(
+            {
+                "role": {"enum": ["assistant"]},
+                **_SAID,
+                "tool_calls": _list(_CALL),
+                "reasoning_content": _TEXT,
+            },
+            "role",
+        ),
+        _closed({"role": {"enum": ["tool"]}, **_SAID, "tool_call_id": _TEXT}, "role"),
     ),
     "ChatCompletionRequest": _closed(
         {
