@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from blockyard.scheduler.config import PreemptionPolicy
+from blockyard.scheduler.config import PreemptionPolicy, Speculation
 from blockyard.workers.catalog import DEFAULT_MODEL, default_cache_dir
 
 SMOLLM2 = default_cache_dir() / DEFAULT_MODEL
@@ -65,6 +65,24 @@ def test_uneven_ranks_give_the_same_tokens(
     assert served.tokens == expected(PROMPTS, NEW_TOKENS)
     head_bytes = 2 * 2 * 8 * 16 * 4  # keys and values, layers, head size, slots, float32
     assert [profile.block_bytes for profile in served.profiles] == [n * head_bytes for n in heads]
+
+
+@pytest.mark.parametrize("num_blocks", [64, 16])
+def test_guesses_are_checked_on_every_rank(
+    serve: Serve, llama: Path, expected: Expected, num_blocks: int
+) -> None:
+    """Also where ranks that sample nothing must write over what was wrong, and under pressure."""
+    prompts = [[7, 8, 9, 10] * 6, [50, 60] * 9, list(range(100, 130))]
+    served = serve(
+        llama,
+        prompts,
+        ranks=2,
+        new_tokens=90,
+        num_blocks=num_blocks,
+        speculate=Speculation.NGRAM,
+    )
+    assert served.tokens == expected(prompts, 90)
+    assert served.ledger.guessed_tokens > served.ledger.right_guesses > 0
 
 
 def test_swapped_blocks_come_back_on_every_rank(
