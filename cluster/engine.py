@@ -256,6 +256,7 @@ class Engine:
         self._under_way.start(self._group.execute(plan))
         self.step_meter.sent(now, self._clock())
         self.step_log.began(plan, now)
+        asyncio.get_running_loop().call_soon(self.shadow.catch_up)  # once the plan is on its way
         return True
 
     def _update(self, result: StepResult) -> None:

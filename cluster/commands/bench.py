@@ -67,6 +67,30 @@ def scheduler(
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
+@bench_app.command("ledger")
+def ledger(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure what the live books and the contiguous shadow cost a step; no model needed."""
+    from blockyard.cluster.benchmark.ledger import measure_ledger
+    from blockyard.cluster.garbage import collect_rarely
+
+    try:
+        collect_rarely()  # as the process of a group does
+        found = measure_ledger()
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+        return
+    for arrivals, times in found.step_ms.items():
+        typer.echo(
+            f"books and shadow, {found.running} running, {arrivals} come and go in a step: "
+            f"{times['mean']:.3f} ms (99th percentile {times['p99']:.3f}), "
+            f"and {found.meanwhile_ms[arrivals]['mean']:.3f} ms while workers compute"
+        )
+
+
 @bench_app.command("ingress")
 def ingress(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -3,6 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from blockyard.cluster.benchmark.ledger import measure_ledger
 from blockyard.cluster.benchmark.oversubscribed import measure_oversubscription
 from blockyard.cluster.benchmark.pipeline import PipelineBench
 from blockyard.cluster.benchmark.scheduler import SchedulerBench, measure_scheduler
@@ -30,6 +31,14 @@ def test_twice_the_demand_costs_little(num_blocks: int | None) -> None:
     assert over.recomputed_ratio < 0.1
     assert over.zero_progress_steps == 0
     assert over.preemptions.keys() == {"swap", "recompute"}
+
+
+def test_the_books_are_measured_on_the_way_and_meanwhile() -> None:
+    found = measure_ledger(steps=20)
+    assert found.running == 256
+    for figures in (found.step_ms, found.meanwhile_ms):
+        assert figures.keys() == {"0", "2"}
+        assert all(times["mean"] > 0 for times in figures.values())
 
 
 def test_the_command_prints_one_json_object() -> None:
