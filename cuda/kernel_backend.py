@@ -171,7 +171,11 @@ class KernelStep:
             decode = DecodeAttention(
                 self._library,
                 DecodeRows(
-                    batch.lengths[rows], ends[rows] - 1, self._tables(rows), batch.block_size
+                    batch.lengths[rows],
+                    ends[rows] - 1,
+                    self._tables(rows),
+                    batch.block_size,
+                    None if batch.host_tables is None else batch.host_tables[rows],
                 ),
                 self._slots,
                 self._device,

@@ -170,3 +170,21 @@ class PlantedLibrary:
 def planted(emulated: EmulatedLibrary) -> Callable[[int], KernelLibrary]:
     """The emulated kernels with the fault of that number in them; with none for 0."""
     return lambda fault: PlantedLibrary(emulated, fault)
+
+
+class AskedLibrary:
+    """Notes which kernels are asked for."""
+
+    def __init__(self, library: KernelLibrary) -> None:
+        self._library = library
+        self.names: list[str] = []
+
+    def kernel(self, build: Build, name: str) -> Kernel:
+        self.names.append(name)
+        return self._library.kernel(build, name)
+
+
+@pytest.fixture
+def asked(emulated: EmulatedLibrary) -> AskedLibrary:
+    """The emulated kernels, and the names of those that were asked for."""
+    return AskedLibrary(emulated)

@@ -43,6 +43,18 @@ def test_mixed_steps(
     assert part.worst(step.attend(case.kv, wide, case.form)) < 1.6e-2
 
 
+def test_blocks_that_requests_share_are_read_once(asked: Any, make_case: Any) -> None:
+    """Of 18 requests 17 begin with the same blocks, and one computes several tokens."""
+    case = make_case([20, *[260] * 17], [9, *[1] * 17], heads=2, kv_heads=1, shared_blocks=16)
+    step = KernelBackend(asked, CPU, slots=8).begin(case.batch)
+    assert case.worst(step.attend(case.kv, case.queries, case.form)) < 1.6e-2
+    assert "attend_shared_prefix" in asked.names
+    asked.names.clear()
+    batch = replace(case.batch, host_tables=None)
+    KernelBackend(asked, CPU, slots=8).begin(batch).attend(case.kv, case.queries, case.form)
+    assert "attend_shared_prefix" not in asked.names
+
+
 def test_what_is_written_is_what_is_read(emulated: EmulatedLibrary, make_case: Any) -> None:
     case = make_case([20, 17], [20, 1])
     step = KernelBackend(emulated, CPU, slots=8).begin(case.batch)

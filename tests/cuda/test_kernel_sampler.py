@@ -9,8 +9,7 @@ import torch
 from blockyard.cuda.backend import TokenKernels
 from blockyard.cuda.emulator.build import EmulatedLibrary
 from blockyard.cuda.kernel_backend import KernelBackend
-from blockyard.cuda.launch import Kernel, KernelLibrary
-from blockyard.cuda.sources import Build
+from blockyard.cuda.launch import KernelLibrary
 from blockyard.scheduler.plan import BlockCopy
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.kv_cache import KVCache, KVGeometry
@@ -120,20 +119,7 @@ def moved(mover: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return cache.blocks, cache.host_blocks
 
 
-class Asked:
-    """Notes which kernels are asked for."""
-
-    def __init__(self, library: KernelLibrary) -> None:
-        self._library = library
-        self.names: list[str] = []
-
-    def kernel(self, build: Build, name: str) -> Kernel:
-        self.names.append(name)
-        return self._library.kernel(build, name)
-
-
-def test_a_caches_moves_by_kernel_are_those_of_plain_copies(emulated: EmulatedLibrary) -> None:
-    asked = Asked(emulated)
+def test_a_caches_moves_by_kernel_are_those_of_plain_copies(asked: Any) -> None:
     found = moved(KernelBackend(asked, CPU, slots=8).mover)
     assert all(torch.equal(*pair) for pair in zip(found, moved(None), strict=True))
     # The copies, and a gather or a spread for each run that is scattered on the device.
