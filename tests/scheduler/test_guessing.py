@@ -120,7 +120,12 @@ def test_a_row_checks_guesses_and_the_next_goes_on_behind_right_ones() -> None:
 
 def test_guesses_take_what_there_is_and_no_more() -> None:
     """Slots of blocks held anyhow, tokens that the step has left, tokens that may be produced."""
-    for options, most in (({}, 4), ({"max_tokens": 4}, 2), ({"max_tokens": 2}, None)):
+    cases: list[tuple[dict[str, int], int | None]] = [
+        ({}, 4),
+        ({"max_tokens": 4}, 2),
+        ({"max_tokens": 2}, None),
+    ]
+    for options, most in cases:
         guesser = Fixed()
         driven = Driven(guesser, **options)
         driven.answer(driven.plan(), 10)
