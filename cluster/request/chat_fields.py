@@ -25,7 +25,7 @@ from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.workers.description import ModelDescription
 
-__all__ = ["ChatTools", "chat_tools", "encode_chat", "speech_plan"]
+__all__ = ["ChatTools", "chat_tools", "encode_chat", "run_encoder", "speech_plan"]
 
 MAX_TOOLS = 128
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -125,7 +125,7 @@ async def encode_chat(
         raise invalid(
             f"chat.messages[{len(messages) - 1}].content", "is empty; say something to answer"
         )
-    size = chat.ByteSize()
+    size = _text_bytes(chat)
     check_text_size("chat.messages", size, model.context_tokens)
     variables = _variables(chat.template_variables, tokenizer)
     described = tools.described if tools is not None else ()
@@ -156,6 +156,13 @@ def speech_plan(
 async def run_encoder(num_bytes: int, encode: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
     """Tokenise here or, when it takes long, beside the event loop."""
     return encode() if num_bytes <= _QUICK_TEXT_BYTES else await asyncio.to_thread(encode)
+
+
+def _text_bytes(chat: pb.ChatMessages) -> int:
+    """Bytes of all that may be laid out."""
+    extras = (*chat.tools, *(call for message in chat.messages for call in message.tool_calls))
+    said = sum(len(f"{message.content}{message.reasoning}".encode()) for message in chat.messages)
+    return said + sum(extra.ByteSize() for extra in extras)
 
 
 def _described(index: int, tool: pb.Tool) -> dict[str, Any]:
