@@ -16,6 +16,7 @@ from blockyard.scheduler.explain import SchedulerView
 from blockyard.scheduler.holdings import Holdings
 from blockyard.scheduler.host_blocks import HostBlocks
 from blockyard.scheduler.ledger import RequestCounts
+from blockyard.scheduler.lockstep import Lockstep
 from blockyard.scheduler.notices import Notices
 from blockyard.scheduler.parking import Parking
 from blockyard.scheduler.prefix_cache import PrefixCache
@@ -52,6 +53,11 @@ class Batch:
         self.watermark = GrowthWatermark(num_blocks)
         self.running: list[Request] = []
         """Sorted by urgency, most urgent first."""
+        self.lockstep = Lockstep()
+        self.out_of_step: list[Request] = []
+        """Those who run and are not in lockstep, sorted likewise."""
+        self.one_by_one = False
+        """Whether nobody decodes in lockstep, because steps check guesses of next tokens."""
         self.num_preemptions = 0
         self.num_merged = self.num_copied = self.num_recomputed = 0
         self.num_prompt_tokens = self.num_prefix_hits = 0
@@ -80,11 +86,24 @@ class Batch:
             insort(self.running, request, key=_urgency)
         else:
             self.running.append(request)
+        insort(self.out_of_step, request, key=_urgency)
+
+    def fall_in(self, request: Request) -> None:
+        """From the next plan on a running request decodes in lockstep."""
+        del self.out_of_step[bisect_left(self.out_of_step, request.urgency, key=_urgency)]
+        self.lockstep.join(request)
+
+    def fall_out(self, request: Request) -> None:
+        """Something else than decoding is to be done for a running request."""
+        if request in self.lockstep:
+            self.lockstep.leave(request)
+            insort(self.out_of_step, request, key=_urgency)
 
     def want_fork(self, request: Request, choice: int) -> bool:
         """Let a running request begin another choice when it samples next, if there is a place."""
         if self.num_places_left < 1:
             return False
+        self.fall_out(request)
         request.pending_forks.append(choice)
         self._num_places += 1
         return True
@@ -207,7 +226,8 @@ class Batch:
             self.num_merged += 1
             if request.handle is not None:
                 self.notices.replace(request.handle, index, block_id)
-        self.resume(resumed)
+        if resumed:
+            self.resume(resumed)
 
     def reset_prefix_cache(self) -> None:
         """Forget what can be found; what was computed goes on and leaves nothing behind."""
@@ -258,6 +278,7 @@ class Batch:
         queued = (*self.queue.members(), *self.cache.waits.members())
         check_states(self.running, queued, live, self.config.max_running, self._num_places)
         check_tables(holding, self.pool.held())
+        self.lockstep.check(self.running, self.out_of_step)
         check_slots(holding, in_flight, self.holdings.counts(), self.holdings.logical_tokens)
 
     def _vacate(self, request: Request) -> None:
@@ -266,6 +287,8 @@ class Batch:
         if index < len(self.running) and self.running[index] is request:
             del self.running[index]
             self._num_places -= 1 + len(request.pending_forks)
+            self.fall_out(request)
+            del self.out_of_step[bisect_left(self.out_of_step, request.urgency, key=_urgency)]
         if request.handle is not None:
             self.notices.forget(request.handle)
             request.handle = None

@@ -5,6 +5,8 @@ at the root what else decides the KV (adapter, salt, weights). Knows neither blo
 Units: token ids; a key is 16 bytes.
 """
 
+import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -19,6 +21,7 @@ __all__ = [
     "PrefixExtras",
     "PromptKeys",
     "block_keys",
+    "pack_token_ids",
     "root_key",
 ]
 
@@ -97,10 +100,26 @@ class PromptKeys:
         return keys
 
 
+def pack_token_ids(token_ids: Sequence[int]) -> bytes:
+    """Token ids as they are hashed and compared. Of many it is the quickest way there is.
+
+    Raises:
+        OverflowError: one is below 0 or above `MAX_TOKEN_ID`.
+    """
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
 @cache
 def _block_format(block_size: int) -> Struct:
     """How a block's token ids are packed. Made once: it takes as long as the rest of a chain."""
     return Struct(f"<{block_size}I")
+
+
+_EMPTY = blake2b(digest_size=KEY_BYTES)
+"""The digest of nothing; copied, because to make one takes longer than to digest a block."""
 
 
 class KeyChain:
@@ -111,39 +130,77 @@ class KeyChain:
         block_size: token ids in a block.
         hints: keys that somebody computed already, from the first block on. They are believed, so
             whoever finds something under a key must compare the packed tokens too.
+        packed: token ids from the first on, packed already; those after the last full block are
+            left out.
     """
 
-    __slots__ = ("_block_format", "_block_size", "blocks", "keys", "root")
+    __slots__ = (
+        "_block_format",
+        "_block_size",
+        "_head",
+        "_num_head",
+        "_tail",
+        "keys",
+        "num_blocks",
+        "root",
+    )
 
-    def __init__(self, root: bytes, block_size: int, hints: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self, root: bytes, block_size: int, hints: Sequence[bytes] = (), packed: bytes = b""
+    ) -> None:
         self.root = root
         self.keys: list[bytes] = list(hints)
-        self.blocks: list[bytes] = []
-        """Token ids of each full block, packed."""
+        self.num_blocks = len(packed) // (block_size * _TOKEN_BYTES)
+        """Full blocks whose token ids are packed."""
         self._block_size = block_size
         self._block_format = _block_format(block_size)
+        # What was packed at first, in one piece, and each block after it.
+        self._num_head = self.num_blocks
+        self._head = packed[: self.num_blocks * block_size * _TOKEN_BYTES]
+        self._tail: list[bytes] = []
 
     def copy(self, num_blocks: int | None = None) -> "KeyChain":
         """A chain that may grow on in another way, after at most `num_blocks` blocks."""
-        other = KeyChain(self.root, self._block_size, self.keys[:num_blocks])
-        other.blocks = self.blocks[:num_blocks]
-        return other
+        most = self.num_blocks if num_blocks is None else min(num_blocks, self.num_blocks)
+        packed = self.packed(0, most)
+        return KeyChain(self.root, self._block_size, self.keys[:num_blocks], packed)
+
+    def packed(self, begin: int, end: int) -> bytes:
+        """Token ids of the full blocks from `begin` up to `end`, as `reach` has packed them."""
+        step, num_head = self._block_size * _TOKEN_BYTES, self._num_head
+        if end <= num_head:
+            return self._head[begin * step : end * step]
+        tail = self._tail[max(0, begin - num_head) : end - num_head]
+        return b"".join((self._head[begin * step :], *tail))
+
+    def block(self, index: int) -> bytes:
+        """The same of one block."""
+        at = index - self._num_head
+        return self._tail[at] if at >= 0 else self.packed(index, index + 1)
 
     def reach(self, token_ids: Sequence[int], num_blocks: int) -> None:
         """Have keys and packed tokens of at least the first `num_blocks` blocks."""
-        have = len(self.blocks)
-        if num_blocks <= have:
-            return
-        size = self._block_size
-        wanted = token_ids[have * size : num_blocks * size]
+        have = self.num_blocks
         if num_blocks == have + 1:
-            self.blocks.append(self._block_format.pack(*wanted))
-        else:
-            packed = pack(f"<{len(wanted)}I", *wanted)
-            step = size * _TOKEN_BYTES
-            self.blocks.extend(packed[at : at + step] for at in range(0, len(packed), step))
+            size = self._block_size
+            wanted = token_ids[have * size : num_blocks * size]
+            self._tail.append(self._block_format.pack(*wanted))
+            self.num_blocks = num_blocks
+        elif num_blocks > have:
+            self._pack(token_ids, num_blocks)
         keys = self.keys
-        while len(keys) < num_blocks:
-            parent = keys[-1] if keys else self.root
-            block = self.blocks[len(keys)]
-            keys.append(blake2b(parent + block, digest_size=KEY_BYTES).digest())
+        while (index := len(keys)) < num_blocks:
+            digest = _EMPTY.copy()
+            digest.update((keys[-1] if keys else self.root) + self.block(index))
+            keys.append(digest.digest())
+
+    def _pack(self, token_ids: Sequence[int], num_blocks: int) -> None:
+        """Pack all blocks up to `num_blocks` that are not packed yet."""
+        have, size = self.num_blocks, self._block_size
+        packed = pack_token_ids(token_ids[have * size : num_blocks * size])
+        step = size * _TOKEN_BYTES
+        if not have:
+            self._head, self._num_head = packed, num_blocks
+        else:
+            self._tail += [packed[at : at + step] for at in range(0, len(packed), step)]
+        self.num_blocks = num_blocks

@@ -97,9 +97,9 @@ class BlockPool:
         """How many hold a block."""
         return self._references[block_id]
 
-    def is_cached(self, block_id: int) -> bool:
-        """Whether a block counts as available while its content is kept."""
-        return block_id in self._cached
+    def num_cached_of(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks count as available while their content is kept."""
+        return sum(map(self._cached.__contains__, block_ids))
 
     def allocate(self, count: int) -> tuple[int, ...] | None:
         """Take `count` available blocks, each with one reference; all of them or None."""
@@ -127,17 +127,18 @@ class BlockPool:
         Raises:
             BlockNotHeld: naming the first block that is neither; nothing is changed then.
         """
-        references = self._references
-        for block_id in block_ids:
-            if not 0 <= block_id < self.num_blocks or not (
-                references[block_id] or self._published[block_id]
-            ):
-                raise BlockNotHeld(block_id, "shared")
+        references, published, cached = self._references, self._published, self._cached
+        for block in block_ids:
+            if not 0 <= block < self.num_blocks or not (references[block] or published[block]):
+                raise BlockNotHeld(block, "shared")
         revived = 0
         for block_id in block_ids:
             if not references[block_id]:
                 revived += 1
-                self._revive(block_id)
+                if block_id in cached:
+                    del cached[block_id]
+                else:
+                    self._take_from_fence(block_id)
             references[block_id] += 1
         return revived
 
@@ -276,11 +277,8 @@ class BlockPool:
             else:
                 free.append(block_id)
 
-    def _revive(self, block_id: int) -> None:
-        """Take an unheld published block out of the state it is in."""
-        if block_id in self._cached:
-            del self._cached[block_id]
-            return
+    def _take_from_fence(self, block_id: int) -> None:
+        """Let somebody hold an unheld published block that is still behind its fence."""
         fence = next(fence for fence, fenced in self._fenced.items() if block_id in fenced)
         del self._fenced[fence][block_id]
         self._num_fenced -= 1

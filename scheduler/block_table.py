@@ -26,6 +26,11 @@ class BlockTable:
         self.block_ids.extend(block_ids)
         self.num_slots = self.num_writable = len(self.block_ids) * self.block_size
 
+    def append(self, block_id: int) -> None:
+        """Append one block at the end of blocks that may all be written to."""
+        self.block_ids.append(block_id)
+        self.num_slots = self.num_writable = self.num_slots + self.block_size
+
     def shrink(self, keep: int) -> list[int]:
         """Give up all but the first `keep` blocks; returns the others, the last first."""
         given_up = self.block_ids[keep:]

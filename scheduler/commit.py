@@ -5,6 +5,7 @@ is appended, which may end it. Children share whatever their parent has by then.
 """
 
 from collections.abc import Mapping
+from itertools import chain, repeat
 
 from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.draft import PlanDraft
@@ -13,6 +14,7 @@ from blockyard.scheduler.logprob_news import with_logprobs
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import FinishReason, Request, RequestUpdate
 from blockyard.scheduler.roster import Roster
+from blockyard.scheduler.stride import Stride
 
 __all__ = ["commit_step"]
 
@@ -36,12 +38,29 @@ def commit_step(
         now: seconds.
     """
     errors = {error.handle: error.message for error in result.errors}
-    sampled = iter(result.token_ids)
+    if errors:
+        for request in batch.running:
+            batch.fall_out(request)
     updates: list[RequestUpdate] = []
+    apart: list[tuple[Request, int, int]] = []
+    num_led = draft.num_led
+    if draft.stride is not None:
+        led = result.token_ids[:num_led]
+        apart = draft.stride.rows_apart(led)
+        updates = _commit_lockstep(batch, roster, draft.stride, led, now)
+    fulfilled = len(updates)
+    sampled = iter((*(token for _, _, token in apart), *result.token_ids[num_led:]))
     made: dict[int, Request] = {}
-    new = tuple.__new__  # a named tuple's own constructor takes twice the time
-    fulfilled = 0
-    rows = zip(draft.rows, plan.handles, plan.counts, plan.samples, strict=True)
+    rows = chain(
+        ((request, handle, 1, True) for request, handle, _ in apart),
+        zip(
+            draft.rows,
+            plan.handles[num_led:],
+            plan.counts[num_led:],
+            plan.samples[num_led:],
+            strict=True,
+        ),
+    )
     for request, handle, count, samples in rows:
         if request.handle != handle:
             if samples:
@@ -49,8 +68,7 @@ def commit_step(
             # Aborted meanwhile, or ended by the step before, when this one was planned already:
             # its slots are off the books.
             continue
-        request.num_promised -= count
-        request.num_computed = computed = request.num_computed + count
+        computed = request.settle(count)
         fulfilled += count
         # What a step computed that failed is not to be found by others.
         if computed >= request.publish_at and not (errors and handle in errors):
@@ -66,18 +84,7 @@ def commit_step(
                 next(sampled)
                 roster.retire(request)
                 continue
-        token = next(sampled)
-        if errors or request.first_token_at is None:
-            updates.append(_append(roster, request, handle, token, errors, now))
-            continue
-        # The usual row, as `_append` would do it: this is on the path of every token.
-        tokens = request.tokens
-        tokens.append(token)
-        if len(tokens) < request.end_at and token not in request.sampling.stop_token_ids:
-            news = (request.request_id, (token,), None, "", 0, None, request.choice, (), ())
-            updates.append(new(RequestUpdate, news))
-        else:
-            updates.append(_told(roster, request, token, now))
+        updates.append(_append(roster, request, handle, next(sampled), errors, now))
     for (_, _, handle), token in zip(draft.children, sampled, strict=True):
         if handle in made:  # else it, or its parent, was aborted meanwhile
             updates.append(_append(roster, made[handle], handle, token, errors, now))
@@ -90,6 +97,43 @@ def commit_step(
     parking.note_step(draft.num_tokens - decodes, decodes, recomputed, result.compute_seconds)
     if result.logprobs or result.prompt_logprobs:
         return with_logprobs(updates, plan, draft, result)
+    return updates
+
+
+def _commit_lockstep(
+    batch: Batch, roster: Roster, stride: Stride, sampled: tuple[int, ...], now: float
+) -> list[RequestUpdate]:
+    """Book the rows of those still in lockstep, and tell their tokens."""
+    lockstep = batch.lockstep
+    rows, token_ids, due = lockstep.commit(stride, sampled)
+    # On the path of every token: made without running any Python for each.
+    updates = list(
+        map(
+            tuple.__new__,
+            repeat(RequestUpdate),
+            zip(
+                rows.names,
+                zip(token_ids),
+                repeat(None),
+                repeat(""),
+                repeat(0),
+                repeat(None),
+                rows.choices,
+                repeat(()),
+                repeat(()),
+            ),
+        )
+    )
+    for request in due:
+        if request.num_computed >= request.publish_at:
+            batch.publish(request)
+    stops = lockstep.stop_token_ids
+    ended = {rows.place(request) for request in due if len(request.tokens) >= request.end_at}
+    if stops and not stops.keys().isdisjoint(token_ids):
+        ended.update(place for place, token in enumerate(token_ids) if token in stops)
+    for place in sorted(ended):
+        updates[place] = _told(roster, rows.requests[place], token_ids[place], now)
+    lockstep.watch_booking(due)
     return updates
 
 

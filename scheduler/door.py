@@ -8,6 +8,9 @@ The last token of an answer is sent but never read back, so it needs no slot: a 
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
+import numpy as np
+
+from blockyard.scheduler.block_keys import MAX_TOKEN_ID, pack_token_ids
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import CostModel
 from blockyard.scheduler.deadline import (
@@ -20,7 +23,13 @@ from blockyard.scheduler.request import RefusalCode, Request, RequestRefused, Re
 from blockyard.scheduler.sampling import InvalidParameter, SamplingParams
 from blockyard.scheduler.snapshot import RequestSnapshot, check_snapshot
 
-__all__ = ["refuse_hopeless", "refuse_now", "refuse_snapshot", "resolve_max_tokens"]
+__all__ = [
+    "pack_prompt",
+    "refuse_hopeless",
+    "refuse_now",
+    "refuse_snapshot",
+    "resolve_max_tokens",
+]
 
 
 def resolve_max_tokens(spec: RequestSpec, config: SchedulerConfig, num_blocks: int) -> int:
@@ -41,8 +50,6 @@ def resolve_max_tokens(spec: RequestSpec, config: SchedulerConfig, num_blocks: i
     slots = num_blocks * config.block_size
     if prompt == 0:
         raise _invalid("prompt", "the prompt has no tokens; send at least one")
-    if not 0 <= min(spec.prompt_token_ids) <= max(spec.prompt_token_ids) < config.vocab_size:
-        raise _invalid("prompt", f"token ids must be from 0 to {config.vocab_size - 1}")
     _check_sampled_ids(spec.sampling, config.vocab_size)
     if prompt >= context:
         raise _invalid(
@@ -80,6 +87,23 @@ def resolve_max_tokens(spec: RequestSpec, config: SchedulerConfig, num_blocks: i
             f"only {max_tokens} fit; ask for {max_tokens} or fewer",
         )
     return max_tokens
+
+
+def pack_prompt(spec: RequestSpec, config: SchedulerConfig) -> bytes:
+    """The token ids of a prompt, packed, which is the quickest way to look at them all.
+
+    Raises:
+        RequestRefused: INVALID, one of them is not in the vocabulary.
+    """
+    try:
+        packed = pack_token_ids(spec.prompt_token_ids)
+    except OverflowError:
+        largest = MAX_TOKEN_ID + 1
+    else:
+        largest = int(np.frombuffer(packed, dtype="<u4").max(initial=0))
+    if largest >= config.vocab_size:
+        raise _invalid("prompt", f"token ids must be from 0 to {config.vocab_size - 1}")
+    return packed
 
 
 def refuse_now(
@@ -126,6 +150,7 @@ def refuse_snapshot(snapshot: RequestSnapshot, config: SchedulerConfig, num_bloc
         raise _invalid(error.field, error.message) from None
     # Its choices need not run at once, so each is judged alone.
     resolve_max_tokens(replace(spec, sampling=sampling, num_choices=1), config, num_blocks)
+    pack_prompt(spec, config)
     check_snapshot(snapshot, config.max_running)
 
 

@@ -3,7 +3,7 @@
 Keeps the requests behind the rows, which the plan itself does not name, for the commit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import add
 
 from blockyard.scheduler.plan import (
@@ -16,16 +16,20 @@ from blockyard.scheduler.plan import (
     StepPlan,
 )
 from blockyard.scheduler.request import Request
+from blockyard.scheduler.stride import Stride
 
 __all__ = ["PlanDraft"]
 
 
 class PlanDraft:
-    """Rows of the coming step, in batch order."""
+    """Rows of the coming step, in batch order: those in lockstep, then the others."""
 
     def __init__(self, step: int) -> None:
         self.step = step
+        self.stride: Stride | None = None
+        """Rows in lockstep, if there are any."""
         self.rows: list[Request] = []
+        """The others."""
         self.num_decodes = 0
         """Rows that compute one generated token."""
         self.children: list[tuple[Request, int, int]] = []
@@ -65,8 +69,7 @@ class PlanDraft:
         samples = end == request.num_known
         self.num_decodes += count == 1 and start >= request.num_prompt
         self.num_recomputed += max(0, min(end, request.num_lost) - start)
-        request.num_promised += count
-        request.last_step = self.step
+        request.promise(count, self.step)
         self.rows.append(request)
         self._handles.append(handle)
         self._starts.append(start)
@@ -77,22 +80,17 @@ class PlanDraft:
         else:
             self._token_ids.extend(tokens[start:end])
 
-    def add_decodes(
-        self, requests: list[Request], handles: list[int], starts: list[int], token_ids: list[int]
-    ) -> None:
-        """`add` for many usual rows: the newest token alone, in a slot that is there.
+    def grant(self, requests: Sequence[Request], block_ids: Sequence[int]) -> None:
+        """Append one new block to the table of each of these, who are known to the workers."""
+        for request, block_id in zip(requests, block_ids, strict=True):
+            request.table.append(block_id)
+        handles = [request.handle for request in requests if request.handle is not None]
+        self._grants += map(BlockGrant, handles, zip(block_ids))
 
-        Whoever finds them has set `num_promised` and `last_step`: this is on the path of every
-        row of every step.
-        """
-        count = len(requests)
-        self.num_decodes += count
-        self.rows += requests
-        self._handles += handles
-        self._starts += starts
-        self._counts += (1,) * count
-        self._samples += (True,) * count
-        self._token_ids += token_ids
+    def lead(self, stride: Stride) -> None:
+        """Let everybody in lockstep compute the newest token, ahead of the other rows."""
+        self.stride = stride
+        self.num_decodes += len(stride.starts)
 
     @property
     def newest_samples(self) -> bool:
@@ -109,7 +107,7 @@ class PlanDraft:
         return request.handle
 
     def charges(self, first: int) -> Iterator[tuple[Request, int, int]]:
-        """From row `first` on: the request, and how many tokens it prefills and decodes."""
+        """Who prefills and decodes how many tokens, from the row `first` out of lockstep on."""
         rows = zip(self.rows[first:], self._starts[first:], self._counts[first:], strict=True)
         for request, start, count in rows:
             decodes = count == 1 and start >= request.num_prompt
@@ -132,16 +130,34 @@ class PlanDraft:
         self._guesses[row] = token_ids
         self.rows[row].num_promised += len(token_ids)
 
+    def members(self) -> tuple[Request, ...]:
+        """The request behind each row."""
+        led = self.stride.rows.requests if self.stride is not None else ()
+        return led + tuple(self.rows)
+
     def counts(self) -> Iterator[tuple[Request, int, int]]:
         """Each row's request, the tokens that it computes, and how many of them are guesses."""
+        if self.stride is not None:
+            for request in self.stride.rows.requests:
+                yield request, 1, 0
         for row, (request, count) in enumerate(zip(self.rows, self._counts, strict=True)):
             guessed = len(self._guesses.get(row, ()))
             yield request, count + guessed, guessed
 
     @property
+    def num_led(self) -> int:
+        """Rows in lockstep, each of one token."""
+        return len(self.stride.starts) if self.stride is not None else 0
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that take part."""
+        return self.num_led + len(self.rows)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that the step computes, guesses left out."""
-        return len(self._token_ids)
+        return self.num_led + len(self._token_ids)
 
     def seal(
         self,
@@ -152,8 +168,12 @@ class PlanDraft:
         swap_ins: tuple[BlockCopy, ...],
     ) -> StepPlan:
         """The finished plan."""
+        handles: tuple[int, ...] = ()
+        starts, led, guesses = handles, handles, handles
+        if self.stride is not None:
+            handles, starts = self.stride.rows.handles, self.stride.starts
+            led = self.stride.token_ids
         token_ids, counts = self._token_ids, self._counts
-        guesses: tuple[int, ...] = ()
         if self._guesses:
             token_ids, counts, guesses = self._with_guesses()
         return StepPlan(
@@ -161,11 +181,11 @@ class PlanDraft:
             forgotten=forgotten,
             admitted=tuple(self._admitted),
             grants=tuple(self._grants),
-            handles=tuple(self._handles),
-            starts=tuple(self._starts),
-            counts=tuple(counts),
-            samples=tuple(self._samples),
-            token_ids=tuple(token_ids),
+            handles=handles + tuple(self._handles),
+            starts=starts + tuple(self._starts),
+            counts=(1,) * self.num_led + tuple(counts),
+            samples=(True,) * self.num_led + tuple(self._samples),
+            token_ids=led + tuple(token_ids),
             forks=tuple(self._forks),
             replacements=replacements,
             copies=copies,
@@ -175,7 +195,10 @@ class PlanDraft:
         )
 
     def _with_guesses(self) -> tuple[list[int], list[int], tuple[int, ...]]:
-        """Tokens and counts with guesses behind the tokens of their rows; how many each has."""
+        """Tokens and counts with guesses behind the tokens of their rows; how many each has.
+
+        Rows that check guesses are planned one by one: there are none in lockstep.
+        """
         guesses = [self._guesses.get(row, ()) for row in range(len(self.rows))]
         token_ids: list[int] = []
         begin = 0

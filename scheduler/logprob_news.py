@@ -46,7 +46,9 @@ def with_logprobs(
 
 def _chosen(plan: StepPlan, draft: PlanDraft, result: StepResult) -> dict[Member, TokenLogprobs]:
     sampled = [
-        request.member for request, samples in zip(draft.rows, plan.samples, strict=True) if samples
+        request.member
+        for request, samples in zip(draft.members(), plan.samples, strict=True)
+        if samples
     ]
     sampled += [(parent.request_id, choice) for parent, choice, _ in draft.children]
     return {
@@ -59,7 +61,7 @@ def _chosen(plan: StepPlan, draft: PlanDraft, result: StepResult) -> dict[Member
 def _prompts(
     plan: StepPlan, draft: PlanDraft, result: StepResult
 ) -> dict[Member, tuple[TokenLogprobs, ...]]:
-    rows = dict(zip(plan.handles, draft.rows, strict=True))
+    rows = dict(zip(plan.handles, draft.members(), strict=True))
     return {
         rows[scored.handle].member: entries
         for scored in result.prompt_logprobs

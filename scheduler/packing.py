@@ -5,15 +5,20 @@ newcomers. Decides by counts alone; knows nothing of token values or of what com
 Units: tokens, blocks.
 """
 
+from operator import attrgetter
+
 from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.budget import StepBudget
 from blockyard.scheduler.draft import PlanDraft
+from blockyard.scheduler.growth import grow, grow_all, has_slot
+from blockyard.scheduler.lockstep import may_fall_in
 from blockyard.scheduler.making_room import RoomMaker
-from blockyard.scheduler.plan import PLACEHOLDER
 from blockyard.scheduler.preemption import yielding_to
 from blockyard.scheduler.request import Request, RequestState
 
 __all__ = ["MAX_TIMES_PASSED", "StepPacker"]
+
+_urgency = attrgetter("urgency")
 
 MAX_TIMES_PASSED = 16
 """Younger equals that may be admitted past a request that waits for blocks."""
@@ -40,6 +45,7 @@ class StepPacker:
         batch.resume(batch.cache.waits.expire(self._draft.step))
         self._place_urgent()
         self._advance_running()
+        self._charge_lockstep()
         self._charge(0)
         # A victim of this step does not come back in it: what its blocks left over is less than
         # it held, hence less than it needs, and nobody passes a parked request.
@@ -56,55 +62,50 @@ class StepPacker:
                 return
 
     def _advance_running(self) -> None:
-        """Plan tokens for running requests, most urgent first.
+        """Plan tokens for running requests, most urgent first, and for those in lockstep at last.
 
-        Behind a request that is short of blocks nobody gets new ones: the next to open are its.
+        The latter need nothing but a token each, which is kept for them; who of them needs a block
+        has its turn among the others. Behind a request that is short of blocks nobody gets new
+        ones: the next to open are its.
         """
-        running, room = self._batch.running, self._room
-        step = self._draft.step
-        usual: list[Request] = []
-        handles: list[int] = []
-        starts: list[int] = []
-        token_ids: list[int] = []
-        index = 0
-        end = len(running) - room.num_leaving
-        while index < end:
-            request = running[index]
-            index += 1
-            start = request.num_computed + request.num_promised
-            tokens = request.tokens
-            left = len(tokens) - start
-            handle = request.handle
-            if (
-                left <= 1
-                and start < request.table.num_writable
-                and handle is not None
-                and start + 1 < request.end_at
-                and not request.pending_forks
-            ):
-                request.num_promised += 1
-                request.last_step = step
-                usual.append(request)
-                handles.append(handle)
-                starts.append(start)
-                token_ids.append(tokens[start] if left else PLACEHOLDER)
-            else:
-                self._take_usual(usual, handles, starts, token_ids)
-                self._advance(request, end - index)
-                # Who gives way is always behind `index`.
-                end = len(running) - room.num_leaving
-        self._take_usual(usual, handles, starts, token_ids)
+        batch, room = self._batch, self._room
+        running, lockstep = batch.running, batch.lockstep
+        due = lockstep.take_growing()
+        if not room.num_leaving:
+            due = grow_all(batch, self._draft, due)
+        turns = due + batch.out_of_step
+        turns.sort(key=_urgency)
+        done = 0
+        for request in turns:
+            if request.state is not RequestState.RUNNING:
+                continue  # it gave way to a more urgent one
+            if room.num_leaving and not request < running[-room.num_leaving]:
+                break
+            if request.pace is not None:
+                if self._finds_slot(request):
+                    lockstep.watch_growth(request)
+                    continue
+                batch.fall_out(request)
+            elif may_fall_in(request) and not batch.one_by_one and self._finds_slot(request):
+                batch.fall_in(request)
+                continue
+            done += 1
+            self._advance(request, len(running) - room.num_leaving - done)
+        if room.num_leaving:
+            for request in running[-room.num_leaving :]:
+                batch.fall_out(request)
+        count = len(lockstep)
+        if count:
+            self._budget.spend(count)
+            batch.holdings.promise(count)
+            self._draft.lead(lockstep.advance(self._draft.step))
 
-    def _take_usual(
-        self, requests: list[Request], handles: list[int], starts: list[int], token_ids: list[int]
-    ) -> None:
-        """Plan rows that decode one token in a slot they have; empties the lists."""
-        if requests:
-            self._budget.spend(len(requests))
-            self._batch.holdings.promise(len(requests))
-            self._draft.add_decodes(requests, handles, starts, token_ids)
-            for column in (requests, handles, starts, token_ids):
-                column.clear()
+    def _finds_slot(self, request: Request) -> bool:
+        """Whether a request has a slot for its newest token, or gets one in a block that is free.
+
+        Not while somebody more urgent is short, for it is that one's block.
+        """
+        return has_slot(request) or (not self._short and grow(self._batch, self._draft, request))
 
     def _advance(self, request: Request, later: int) -> None:
         """Plan as many tokens of a running request as there are blocks for."""
@@ -245,6 +246,13 @@ class StepPacker:
         if queue.contended:
             for request, prefill, decodes in self._draft.charges(first):
                 queue.charge(request, prefill, decodes)
+
+    def _charge_lockstep(self) -> None:
+        """Charge tenants for a token of each of their requests in lockstep."""
+        queue = self._batch.queue
+        if self._draft.stride is not None and queue.contended:
+            for (priority, tenant), count in self._batch.lockstep.tenants.items():
+                queue.charge_tenant(priority, tenant, 0, count)
 
     def _compute(self, request: Request, count: int, block_ids: tuple[int, ...]) -> None:
         """Put a running request into the step."""

@@ -24,15 +24,16 @@ class PrefixCache:
         self.pool = BlockPool(num_blocks, block_size, self.index.remove)
         self._block_size = block_size
 
-    def join(self, request: Request) -> None:
+    def join(self, request: Request, packed: bytes = b"") -> None:
         """Let a new request take part, unless it does not want to, or wants its prompt scored.
 
-        Tokens that are found are not computed, so nobody could say how likely they were.
+        Tokens that are found are not computed, so nobody could say how likely they were. `packed`
+        is its prompt, if it is at hand so.
         """
         spec = request.spec
         if spec.use_prefix_cache and spec.sampling.prompt_logprobs is None:
             hints = spec.block_keys[: request.num_prompt // self._block_size]
-            request.chain = KeyChain(root_key(spec.extras), self._block_size, hints)
+            request.chain = KeyChain(root_key(spec.extras), self._block_size, hints, packed)
 
     def match(self, request: Request) -> None:
         """Bring `request.path` up to date with the index: blocks that it need not compute.
@@ -47,9 +48,8 @@ class PrefixCache:
 
     def num_kept(self, request: Request) -> int:
         """How many of the blocks matched are available ones, which sharing them would take."""
-        cached = self.pool.is_cached
         full = request.num_computed // self._block_size
-        return sum(cached(entry.block_id) for entry in request.path[full:])
+        return self.pool.num_cached_of([entry.block_id for entry in request.path[full:]])
 
     def begin(self, request: Request) -> None:
         """A request begins to compute after the blocks of its path, which it holds now."""
@@ -78,17 +78,18 @@ class PrefixCache:
             the table must take; and requests that need wait no longer.
         """
         chain, path = request.chain, request.path
+        doubled: list[tuple[int, int]] = []
+        resumed: list[Request] = []
         if chain is None:
-            return [], []
-        table = request.table.block_ids
+            return doubled, resumed
+        table, store = request.table.block_ids, self.index.store
         done = request.num_computed // self._block_size
         begin = len(path)
         chain.reach(request.tokens, done)
-        doubled: list[tuple[int, int]] = []
         parent = path[-1] if path else None
         for index in range(begin, done):
             own = table[index]
-            parent = self.index.store(parent, chain, index, own)
+            parent = store(parent, chain, index, own)
             if parent is None:
                 # A hint was wrong, or a key of somebody else: this one leaves no more.
                 resumed = self.waits.withdraw(request, begin, request.num_announced)
@@ -102,7 +103,9 @@ class PrefixCache:
                 doubled.append((index, parent.block_id))
             path.append(parent)
         request.publish_at = (done + 1) * self._block_size
-        return doubled, self.waits.withdraw(request, begin, done)
+        if begin < request.num_announced:
+            resumed = self.waits.withdraw(request, begin, done)
+        return doubled, resumed
 
     def stop(self, request: Request) -> list[Request]:
         """Let a request publish no more; returns those who waited for it."""
@@ -164,13 +167,13 @@ class PrefixCache:
             path = path[:full]  # the rest is what it may find when it comes back
         if len(path) > full:
             raise AssertionError(f"request {name!r} published a block before it was computed")
-        packed = KeyChain(chain.root, self._block_size)
-        packed.reach(request.tokens, len(path))
+        true = KeyChain(chain.root, self._block_size)
+        true.reach(request.tokens, len(path))
         for index, entry in enumerate(path):
             parent = path[index - 1] if index else None
             if entry.block_id not in indexed or entry.parent is not parent:
                 raise AssertionError(f"request {name!r} holds block {index} of a broken path")
             if entry.block_id != request.table.block_ids[index]:
                 raise AssertionError(f"request {name!r} holds block {index} beside its path")
-            if entry.tokens != packed.blocks[index] or entry.root != chain.root:
+            if entry.tokens != true.block(index) or entry.root != chain.root:
                 raise AssertionError(f"request {name!r} holds block {index} of other content")

@@ -11,6 +11,10 @@ from blockyard.scheduler.block_keys import KeyChain
 
 __all__ = ["GONE", "PrefixEntry", "PrefixEvents", "PrefixIndex", "StoredBlock"]
 
+_FIRST_LOOK = 16
+_NEXT_LOOK = 4
+"""Blocks that are looked for at once; when all are there it is so many times as many."""
+
 GONE = -1
 """Block id of an entry that has left the index; it never comes back."""
 
@@ -72,16 +76,35 @@ class PrefixIndex:
         """
         while path and path[-1].block_id == GONE:
             path.pop()
-        entries, keys, blocks = self._entries, chain.keys, chain.blocks
-        parent = path[-1] if path else None
-        for index in range(len(path), num_blocks):
-            entry = entries.get(keys[index])
-            if entry is None or entry.parent is not parent or entry.tokens != blocks[index]:
+        look = _FIRST_LOOK
+        while (begin := len(path)) < num_blocks:
+            end = min(begin + look, num_blocks)
+            path += self._run(path[-1] if path else None, chain, begin, end)
+            if len(path) < end:
                 return
-            if parent is None and entry.root != chain.root:
-                return
-            path.append(entry)
+            look *= _NEXT_LOOK
+
+    def _run(
+        self, parent: PrefixEntry | None, chain: KeyChain, begin: int, end: int
+    ) -> list[PrefixEntry]:
+        """Entries of a chain's blocks from `begin` up to `end`, or the first miss."""
+        run: list[PrefixEntry] = []
+        for entry in map(self._entries.get, chain.keys[begin:end]):
+            if entry is None:
+                break
+            run.append(entry)
+        if parent is None and run and run[0].root != chain.root:
+            return []
+        if [entry.parent for entry in run] == [parent, *run[:-1]] and b"".join(
+            [entry.tokens for entry in run]
+        ) == chain.packed(begin, begin + len(run)):
+            return run
+        # Somebody has the key of other content: it is looked for block by block.
+        for index, entry in enumerate(run):
+            if entry.parent is not parent or entry.tokens != chain.block(begin + index):
+                return run[:index]
             parent = entry
+        return run
 
     def store(
         self, parent: PrefixEntry | None, chain: KeyChain, index: int, block_id: int
@@ -90,7 +113,7 @@ class PrefixIndex:
 
         None when other content has the key: somebody's hint is wrong.
         """
-        key, tokens, root = chain.keys[index], chain.blocks[index], chain.root
+        key, tokens, root = chain.keys[index], chain.block(index), chain.root
         entry = self._entries.get(key)
         if entry is not None:
             same = entry.parent is parent and entry.tokens == tokens and entry.root == root

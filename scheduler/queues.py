@@ -73,9 +73,16 @@ class WaitingQueue:
 
     def charge(self, request: Request, prefill_tokens: int, decode_tokens: int) -> None:
         """Charge a request's tenant for tokens that are computed for it."""
-        line = self._lines.get(-request.spec.priority)
+        spec = request.spec
+        self.charge_tenant(spec.priority, spec.tenant, prefill_tokens, decode_tokens)
+
+    def charge_tenant(
+        self, priority: int, tenant: str, prefill_tokens: int, decode_tokens: int
+    ) -> None:
+        """Charge a tenant for tokens that are computed for requests of a priority."""
+        line = self._lines.get(-priority)
         if line is not None and line.counters.contended:
-            line.counters.charge(request.spec.tenant, prefill_tokens, decode_tokens)
+            line.counters.charge(tenant, prefill_tokens, decode_tokens)
             self._head = None
 
     def charged(self, request: Request) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from blockyard.scheduler.block_keys import NO_EXTRAS, KeyChain, PrefixExtras
 from blockyard.scheduler.block_table import BlockTable
+from blockyard.scheduler.pace import Paced
 from blockyard.scheduler.prefix_index import PrefixEntry
 from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
 
@@ -133,7 +134,7 @@ class RequestUpdate(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class Request(Paced):
     """A request inside the scheduler, or one of its choices once they have forked.
 
     Each request merely has computed tokens chasing known tokens: prefill, decode and recompute
@@ -156,15 +157,9 @@ class Request:
     branched: bool = False
     """It began with blocks of another choice, without a step that told the workers."""
     tokens: list[int] = field(default_factory=list)
-    num_computed: int = 0
-    """Tokens whose KV is written."""
-    num_promised: int = 0
-    """Tokens that the steps in flight compute."""
     state: RequestState = RequestState.WAITING
     handle: int | None = None
     """Name of this admission towards the workers; None while it holds no place in the batch."""
-    last_step: int = 0
-    """Newest step that touches its blocks."""
     num_preemptions: int = 0
     times_passed: int = 0
     """Younger equals admitted past it while it waited for blocks."""
@@ -238,19 +233,14 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def num_planned(self) -> int:
-        """Tokens that are computed once the steps in flight have ended."""
-        return self.num_computed + self.num_promised
-
-    @property
     def num_known(self) -> int:
         """Tokens that are known once the steps in flight have ended.
 
         Whoever computes its last known token samples the next one.
         """
-        return max(len(self.tokens), self.num_computed + self.num_promised + 1)
+        return max(len(self.tokens), self.num_planned + 1)
 
     @property
     def num_pending(self) -> int:
         """Known tokens not yet computed nor promised."""
-        return max(0, len(self.tokens) - self.num_computed - self.num_promised)
+        return max(0, len(self.tokens) - self.num_planned)

@@ -52,10 +52,11 @@ class Roster:
         max_tokens: int,
         arrived_at: float,
         choice: ChoiceSnapshot | None = None,
+        packed: bytes = b"",
     ) -> Request:
         """The one member with which a request begins, or one choice of a request that goes on.
 
-        The first forks when its prompt is computed.
+        The first forks when its prompt is computed. `packed` is the prompt, if it is at hand so.
         """
         if choice is None:
             choice = ChoiceSnapshot(begins=tuple(range(1, spec.num_choices)))
@@ -70,7 +71,7 @@ class Roster:
             pending_forks=list(choice.begins),
             num_scored=choice.num_scored,
         )
-        self._batch.cache.join(request)
+        self._batch.cache.join(request, packed)
         return request
 
     def add(self, request: Request) -> None:
@@ -195,13 +196,14 @@ class Roster:
     def _begin_branch(self, parent: Request, child: Request) -> None:
         """Serve a choice that begins between two steps, with what its parent has of its tokens."""
         child.branched = True
+        self._batch.fall_out(parent)
         self._members[parent.request_id].append(child)
         self._batch.holdings.branch(parent, child)
         self._batch.cache.branch(parent, child)
         self._batch.start(child)
 
     def _child(self, parent: Request, choice: int) -> Request:
-        return Request(
+        child = Request(
             spec=parent.spec,
             sequence=parent.sequence,
             max_tokens=parent.max_tokens,
@@ -209,7 +211,6 @@ class Roster:
             arrived_at=parent.arrived_at,
             choice=choice,
             tokens=list(parent.tokens),
-            last_step=parent.last_step,
             num_preemptions=parent.num_preemptions,
             cached_tokens=parent.cached_tokens,
             started_at=parent.started_at,
@@ -217,3 +218,5 @@ class Roster:
             # What the model thought of the prompt is told with the first choice.
             num_scored=parent.num_prompt,
         )
+        child.last_step = parent.last_step
+        return child

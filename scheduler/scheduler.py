@@ -17,6 +17,7 @@ from blockyard.scheduler.config import SchedulerConfig, Speculation
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.deadline import DeadlineWatch, least_tokens
 from blockyard.scheduler.door import (
+    pack_prompt,
     refuse_hopeless,
     refuse_now,
     refuse_snapshot,
@@ -70,6 +71,7 @@ class Scheduler:
         if guesser is None and config.speculate is Speculation.NGRAM:
             guesser = NgramGuesser()
         if guesser is not None:
+            self._batch.one_by_one = True
             most = config.max_step_tokens
             self._guesses = GuessedRows(guesser, self._batch.holdings, most)
         self._deadlines = DeadlineWatch()
@@ -108,10 +110,11 @@ class Scheduler:
                 many wait, or so much that it cannot meet its deadline.
         """
         max_tokens = resolve_max_tokens(spec, self.config, self._num_blocks)
+        packed = pack_prompt(spec, self.config)
         num_waiting = self._batch.num_waiting
         refuse_now(spec.request_id, self._roster, self._draining, num_waiting, self.config)
         batch = self._batch
-        request = self._roster.make(spec, max_tokens, now)
+        request = self._roster.make(spec, max_tokens, now, packed=packed)
         if spec.deadline_seconds is not None:
             rates = batch.parking.rates.model()
             batch.cache.match(request)
@@ -195,7 +198,7 @@ class Scheduler:
         StepPacker(self._batch, draft, now).pack()
         if self._guesses is not None:
             self._guesses.add(draft)
-        if not draft.rows:
+        if not draft.num_rows:
             waits = self._in_flight or self._batch.pool.num_fenced
             self._stalled_steps += self.has_work and not waits
             return None

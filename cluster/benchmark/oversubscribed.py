@@ -5,6 +5,13 @@ inside ask for twice as many slots as there are, and another comes whenever one 
 baseline, only as many are let in as are sure to fit until their ends, so that nobody is ever
 preempted: no server can know that, for it takes the length of every answer beforehand. No prefix is
 shared. Units: tokens, blocks, simulated seconds.
+
+What the figures mean. Steps may compute enough tokens that blocks run out before the step's budget
+does: 618 requests run on average in the pool of an H200, 501 in the baseline, and others wait all
+the time. Few or no preemptions are then the watermark's doing, not for want of pressure: without it
+the same 3,500 requests saw 598 preemptions, and 622 ran instead of 618. In small pools, where
+endings come less evenly, some are preempted with it too (`--blocks 1500`). A ratio near 1 says that
+the device is busy either way; far above 1 says that the baseline leaves memory idle, as it must.
 """
 
 from collections.abc import Callable
@@ -30,6 +37,10 @@ _USABLE_SHARE = 0.9
 _ACTIVATION_BYTES = 4e9
 _HOST_BYTES = 64e9
 _CHUNK = 512
+_STEP_TOKENS = 8192
+"""With 2,048 prefill would be the limit and the pool never full: steps with 597 decodes have tokens
+left for as many newcomers as end meanwhile."""
+
 _PROMPT_MEAN = 1000
 _OUTPUT_MEAN = 400
 _LONGEST = 4096
@@ -84,7 +95,7 @@ def _run(num_blocks: int, demand: float, never_over: bool) -> tuple[Outcome, Pre
         max_context_tokens=2 * _LONGEST,
         block_size=_BLOCK_SIZE,
         max_running=1024,
-        max_step_tokens=2048,
+        max_step_tokens=_STEP_TOKENS,
         max_waiting=1_000_000,
     )
     slots = num_blocks * _BLOCK_SIZE

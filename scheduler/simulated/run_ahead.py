@@ -65,7 +65,6 @@ def run_ahead(
     pool, holdings, count = batch.pool, batch.holdings, len(seconds)
     merged = batch.num_merged
     for request in batch.running:
-        request.last_step = step
         table = request.table
         needed = table.blocks_short(request.num_computed + count)
         if needed:
@@ -75,8 +74,11 @@ def run_ahead(
             table.extend(block_ids)
             for _ in block_ids:
                 batch.watermark.observe(1, 0)
-        request.num_computed += count
         request.tokens.extend((answer(request.request_id),) * count)
+    for request in batch.out_of_step:
+        request.num_computed += count
+        request.last_step = step
+    batch.lockstep.leap(count, step)
     holdings.promise(count * len(batch.running))
     holdings.fulfil(count * len(batch.running))
     for request in batch.running:

@@ -6,9 +6,11 @@ import pytest
 
 from blockyard.scheduler.block_keys import (
     KEY_BYTES,
+    MAX_TOKEN_ID,
     KeyChain,
     PrefixExtras,
     block_keys,
+    pack_token_ids,
     root_key,
 )
 
@@ -73,7 +75,30 @@ def test_a_chain_grows_block_by_block_or_at_once() -> None:
     fast.reach(PROMPT, 10)
     fast.reach(PROMPT, 3)
     assert slow.keys == fast.keys == list(block_keys(PROMPT, 4, PrefixExtras()))
-    assert slow.blocks == fast.blocks
+    assert slow.packed(0, 10) == fast.packed(0, 10) == pack_token_ids(PROMPT[:40])
+    for begin, end in ((0, 1), (3, 4), (2, 7), (9, 10)):
+        assert slow.packed(begin, end) == fast.packed(begin, end)
+
+
+def test_a_chain_that_was_given_packed_tokens_goes_on_after_the_last_full_block() -> None:
+    root = root_key(PrefixExtras())
+    chain = KeyChain(root, 4, packed=pack_token_ids(PROMPT[:22]))
+    assert (chain.num_blocks, chain.keys) == (5, [])
+    chain.reach(PROMPT, 3)
+    chain.reach(PROMPT, 7)
+    assert chain.keys == list(block_keys(PROMPT[:28], 4, PrefixExtras()))
+    for begin, end in ((0, 7), (4, 6), (5, 7), (6, 7)):
+        assert chain.packed(begin, end) == pack_token_ids(PROMPT[4 * begin : 4 * end])
+    branch = chain.copy(6)
+    branch.reach([*PROMPT[:24], 0, 0, 0, 0], 7)
+    assert branch.keys[:6] == chain.keys[:6] and branch.keys[6] != chain.keys[6]
+    assert branch.packed(5, 7) == pack_token_ids([*PROMPT[20:24], 0, 0, 0, 0])
+
+
+def test_token_ids_that_are_none_are_not_packed() -> None:
+    for token in (-1, MAX_TOKEN_ID + 1):
+        with pytest.raises(OverflowError):
+            pack_token_ids([1, token])
 
 
 def test_a_chain_goes_on_from_the_keys_it_was_given() -> None:
@@ -85,4 +110,4 @@ def test_a_chain_goes_on_from_the_keys_it_was_given() -> None:
     wrong = KeyChain(root, 4, (b"x" * 16,))
     wrong.reach(PROMPT, 2)
     assert wrong.keys[0] == b"x" * 16
-    assert wrong.keys[1] == blake2b(b"x" * 16 + wrong.blocks[1], digest_size=16).digest()
+    assert wrong.keys[1] == blake2b(b"x" * 16 + wrong.packed(1, 2), digest_size=16).digest()

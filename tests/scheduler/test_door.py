@@ -132,6 +132,14 @@ def test_o23_token_ids_past_the_vocabulary_are_refused(options: dict[str, Any], 
     prompt = (49, 50) if field == "prompt" else (49, 0)
     asked = RequestSpec("r", prompt, SamplingParams(max_tokens=5, **options))
     with pytest.raises(RequestRefused, match="from 0 to 49") as refused:
-        resolve_max_tokens(asked, known, LARGE)
+        Scheduler(known, 20).submit(asked, 0.0)
     assert (refused.value.code, refused.value.field) == (RefusalCode.INVALID, field)
-    assert resolve_max_tokens(asked, replace(known, vocab_size=52), LARGE) == 5
+    assert Scheduler(replace(known, vocab_size=52), 20).submit(asked, 0.0) == 5
+
+
+@pytest.mark.parametrize("token", [-1, 2**32, 2**70])
+def test_o23_what_is_no_token_id_at_all_is_refused_likewise(token: int) -> None:
+    asked = RequestSpec("r", (1, token), SamplingParams(max_tokens=5))
+    with pytest.raises(RequestRefused, match="from 0 to") as refused:
+        Scheduler(config(), 20).submit(asked, 0.0)
+    assert (refused.value.code, refused.value.field) == (RefusalCode.INVALID, "prompt")

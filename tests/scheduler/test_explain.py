@@ -18,18 +18,19 @@ def request(
 ) -> Request:
     """One with `tokens` known ones in blocks of 4; a running one advanced in step 7."""
     running = state is RUNNING
-    return Request(
+    made = Request(
         spec=RequestSpec(f"r{sequence}", (1,) * tokens, SamplingParams()),
         sequence=sequence,
         max_tokens=left,
         table=BlockTable(4, list(range(blocks))),
         arrived_at=0.0,
         tokens=[1] * tokens,
-        num_computed=tokens - 1 if running else 0,
         state=state,
         handle=sequence if running else None,
-        last_step=7 if running else 0,
     )
+    if running:
+        made.num_computed, made.last_step = tokens - 1, 7
+    return made
 
 
 def view(

@@ -15,8 +15,8 @@ def chain_of(*tokens: int, root: bytes = ROOT, hints: tuple[bytes, ...] = ()) ->
 def store(index: PrefixIndex, chain: KeyChain, first_block: int = 0) -> list[PrefixEntry]:
     """Add what is missing of a chain."""
     path: list[PrefixEntry] = []
-    index.extend(path, chain, len(chain.blocks))
-    for at in range(len(path), len(chain.blocks)):
+    index.extend(path, chain, chain.num_blocks)
+    for at in range(len(path), chain.num_blocks):
         parent = path[-1] if path else None
         entry = index.store(parent, chain, at, first_block + at)
         assert entry is not None
@@ -27,7 +27,7 @@ def store(index: PrefixIndex, chain: KeyChain, first_block: int = 0) -> list[Pre
 
 def found(index: PrefixIndex, chain: KeyChain) -> list[int]:
     path: list[PrefixEntry] = []
-    index.extend(path, chain, len(chain.blocks))
+    index.extend(path, chain, chain.num_blocks)
     return [entry.block_id for entry in path]
 
 

@@ -99,7 +99,7 @@ def test_decodes_get_their_token_beside_a_long_prompt() -> None:
     # Nor does it matter that a prompt stands in front of them, or behind.
     committed(scheduler, plan, 5, 6)
     scheduler.submit(spec("urgent", 30, 1, max_tokens=9), 0.0)
-    assert planned(scheduler).counts == (5, 1, 1, 1)
+    assert planned(scheduler).counts == (1, 1, 5, 1)
 
 
 def test_a_stop_token_ends_once_min_tokens_are_there() -> None:
