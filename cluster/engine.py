@@ -18,6 +18,7 @@ from blockyard.cluster.books.engine_listener import EngineListener
 from blockyard.cluster.books.shadow_feed import ShadowFeed
 from blockyard.cluster.books.step_log import StepLog
 from blockyard.cluster.books.step_meter import StepMeter
+from blockyard.cluster.books.yard_look import look_at_yard
 from blockyard.cluster.group import Group, GroupLost
 from blockyard.cluster.steps_under_way import StepsUnderWay
 from blockyard.scheduler.explain import Explanation
@@ -28,7 +29,6 @@ from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
 from blockyard.scheduler.restart import restarted
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.scheduler.snapshot import RequestSnapshot
-from blockyard.scheduler.yard_drawing import draw_yard
 from blockyard.scheduler.yard_map import YardMap
 
 __all__ = ["Engine"]
@@ -154,9 +154,9 @@ class Engine:
         """The books as they stand."""
         return self._scheduler.ledger()
 
-    def draw_yard(self, max_cells: int) -> YardMap:
-        """A picture of the pool in at most so many cells; it takes a while where much is held."""
-        return draw_yard(self._scheduler, max_cells)
+    async def draw_yard(self, max_cells: int) -> YardMap:
+        """A picture of the pool in at most so many cells; a large one takes several steps."""
+        return await look_at_yard(self._scheduler, max_cells)
 
     def take_prefix_events(self) -> PrefixEvents:
         """What came into the prefix index and what left it since the last call."""

@@ -6,13 +6,13 @@ waiting long for one that says nothing. Knows no requests. Units: seconds.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.engine import Engine
-from blockyard.cluster.messages import AskLedger, LedgerAnswer
+from blockyard.cluster.messages import AskLedger, AskYard, LedgerAnswer, YardAnswer
 from blockyard.cluster.wire import Connection
 from blockyard.scheduler.rank_facts import GroupFacts
 from blockyard.workers.config import AllocatorMemory
@@ -66,17 +66,31 @@ class EngineBooks:
         if not question.memory or self._ask_memory is None:
             connection.post(LedgerAnswer(question.ticket, self.books(question.audit)))
             return
-        task = asyncio.create_task(
-            self._answer_with_memory(connection, question, self._ask_memory),
-            name="books-with-memory",
-        )
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+        answer = self._answer_with_memory(connection, question, self._ask_memory)
+        self._begin(answer, "books-with-memory")
+
+    def draw(self, connection: Connection[Any], question: AskYard) -> None:
+        """Send who asks a picture of the pool, drawn between steps."""
+        self._begin(self._draw(connection, question), "yard-look")
 
     def close(self) -> None:
         """Answer nobody any more."""
         for task in self._answering:
             task.cancel()
+
+    def _begin(self, answer: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(answer, name=name)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _draw(self, connection: Connection[Any], question: AskYard) -> None:
+        try:
+            yard = await self._engine.draw_yard(question.max_cells)
+        except Exception:
+            # Who asks learns it from the silence; who serves must not learn it at all.
+            logger.exception("the yard could not be drawn")
+            return
+        connection.post(YardAnswer(question.ticket, yard))
 
     async def _answer_with_memory(
         self, connection: Connection[Any], question: AskLedger, ask_memory: AskMemory

@@ -27,7 +27,6 @@ from blockyard.cluster.messages import (
     Submit,
     Submitted,
     Updates,
-    YardAnswer,
 )
 from blockyard.cluster.outbox import Outbox
 from blockyard.cluster.request_desk import RequestDesk
@@ -184,8 +183,8 @@ class EngineServer:
                 steps = self.engine.step_log.take()
                 batch = replace(self._arrivals.take(after), steps=steps)
                 reader.connection.post(ArrivalsAnswer(ticket, batch))
-            case AskYard(ticket, max_cells):
-                reader.connection.post(YardAnswer(ticket, self.engine.draw_yard(max_cells)))
+            case AskYard():
+                self._books.draw(reader.connection, message)
 
     def _submit(self, reader: _Reader, message: Submit | Resume) -> Submitted | Refused:
         try:

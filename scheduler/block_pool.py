@@ -215,9 +215,9 @@ class BlockPool:
             fenced=self.num_fenced,
         )
 
-    def unheld(self) -> tuple[Iterable[int], Iterable[int]]:
-        """Blocks that are kept for their content, and blocks behind a fence."""
-        return self._cached, (block for fence in self._fenced.values() for block in fence)
+    def unheld(self) -> tuple[bytes, list[list[int]]]:
+        """Copies: a byte for each block, 1 if it is to be kept; the blocks behind each fence."""
+        return bytes(self._published), [list(fence) for fence in self._fenced.values()]
 
     def held(self) -> dict[int, int]:
         """References by block, for blocks that have any. Walks the pool: for checks only."""

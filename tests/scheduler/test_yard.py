@@ -1,13 +1,14 @@
 """The picture of the pool says what the books say."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from blockyard.scheduler.yard_drawing import draw_yard
+from blockyard.scheduler import yard_drawing
+from blockyard.scheduler.yard_drawing import draw_yard, yard_pieces
 from blockyard.scheduler.yard_map import NOBODY, YardMap
 
 
@@ -104,3 +105,73 @@ def test_an_idle_pool_is_free(make_rig: Callable[..., Any]) -> None:
     yard = draw_yard(make_rig(num_blocks=10).scheduler, 4)
     assert (yard.active, yard.cached, yard.fenced) == (bytes(4),) * 3
     assert yard.requests == () and set(owners(yard)) == {NOBODY}
+
+
+def finished(pieces: Generator[None, None, YardMap]) -> YardMap:
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as drawn:
+            yard: YardMap = drawn.value
+            return yard
+
+
+def test_pieces_make_the_same_picture(
+    make_rig: Callable[..., Any],
+    prompt_of: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = make_rig(num_blocks=24)
+    for number in range(3):
+        rig.submit(f"r{number}", prompt_of(20, number), 4)
+    for _ in range(3):
+        rig.step()
+    whole = [draw_yard(rig.scheduler, cells) for cells in (5, 24)]
+    monkeypatch.setattr(yard_drawing, "_PIECE_BLOCKS", 2)
+    monkeypatch.setattr(yard_drawing, "_PIECE_CELL_BLOCKS", 7)
+    for yard, cells in zip(whole, (5, 24), strict=True):
+        pieces = yard_pieces(rig.scheduler, cells)
+        assert sum(1 for _ in pieces) > 5
+        assert finished(yard_pieces(rig.scheduler, cells)) == yard
+
+
+def test_steps_go_on_while_a_picture_is_drawn(
+    make_rig: Callable[..., Any],
+    prompt_of: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(yard_drawing, "_PIECE_BLOCKS", 2)
+    monkeypatch.setattr(yard_drawing, "_PIECE_CELL_BLOCKS", 7)
+    rig = make_rig(num_blocks=24, num_host_blocks=8, max_running=6)
+    chance = random.Random(7)
+    for number in range(60):
+        length = chance.randint(1, 30)
+        rig.submit(f"r{number}", prompt_of(length, number % 7), chance.randint(1, 20))
+        pieces = yard_pieces(rig.scheduler, 24)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as drawn:
+                yard = drawn.value
+                break
+            rig.step()
+        # Blocks change hands meanwhile; each is in one state all the same, and nothing is out of
+        # range.
+        states = sum(
+            numbers(cells).astype(int) for cells in (yard.active, yard.cached, yard.fenced)
+        )
+        assert set(np.unique(states)) <= {0, 255}
+        held = np.unique(owners(yard))
+        assert all(index == NOBODY or index < yard.num_requests for index in held)
+    rig.finish()
+
+
+def test_a_large_pool_is_drawn_in_many_pieces(
+    make_rig: Callable[..., Any], prompt_of: Callable[..., list[int]]
+) -> None:
+    rig = make_rig(num_blocks=1_000_000)
+    rig.submit("r", prompt_of(20, 1), 4)
+    rig.step()
+    pieces = yard_pieces(rig.scheduler, 4096)
+    assert sum(1 for _ in pieces) > 5
+    assert sum(1 for _ in yard_pieces(make_rig(num_blocks=1000).scheduler, 4096)) == 0

@@ -1,17 +1,27 @@
 // Colours: of requests, and of what the style sheet names. A request keeps its colour for life.
 
-export function hueOf(requestId) {
-  let hash = 2166136261;
-  for (let i = 0; i < requestId.length; i++) hash = Math.imul(hash ^ requestId.charCodeAt(i), 16777619);
-  // Steps of the golden angle keep hues of neighbours apart.
-  return ((hash >>> 0) * 137.508) % 360;
+const MOST_REMEMBERED = 4096;
+const places = new Map();
+let seen = 0;
+
+// Requests get colours in the order in which they are first seen: those who are served together
+// have come one after the other, and steps of the golden angle keep their hues apart.
+function placeOf(requestId) {
+  let place = places.get(requestId);
+  if (place === undefined) {
+    place = seen++;
+    places.set(requestId, place);
+    if (places.size > MOST_REMEMBERED) places.delete(places.keys().next().value);
+  }
+  return place;
 }
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
 export function requestColour(requestId, strength = 1) {
-  const lightness = dark.matches ? 62 : 46;
-  return `hsl(${hueOf(requestId)} 68% ${lightness}% / ${strength})`;
+  const place = placeOf(requestId);
+  const lightness = (dark.matches ? 62 : 46) + 9 * ((place % 3) - 1);
+  return `hsl(${(place * 137.508) % 360} 68% ${lightness}% / ${strength})`;
 }
 
 export function named(name) {

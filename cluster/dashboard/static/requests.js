@@ -19,7 +19,7 @@ function why(request) {
   if (!request.reason) return "";
   const short = request.blocks_short ? `: ${request.blocks_short} short` : "";
   const behind = request.behind ? ` (${request.behind})` : "";
-  const latest = request.estimate_seconds == null ? "" : `, at most ${request.estimate_seconds.toFixed(1)} s`;
+  const latest = request.estimate_seconds == null ? "" : `, at most ${Math.max(0.1, request.estimate_seconds).toFixed(1)} s`;
   return `${REASONS[request.reason] ?? request.reason}${short}${behind}${latest}`;
 }
 
