@@ -10,7 +10,7 @@ RUN apt-get update \
 WORKDIR /src
 COPY . .
 RUN python3 -m venv /opt/blockyard \
-    && /opt/blockyard/bin/python -m pip install -c constraints.txt '.[gpu]'
+    && /opt/blockyard/bin/python -m pip install -c constraints.txt '.[gpu,trace]'
 # The CPU build of torch would load, and leave the GPUs alone.
 RUN /opt/blockyard/bin/python -c "import torch; assert torch.version.cuda, 'this torch is a CPU build'"
 

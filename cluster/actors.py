@@ -12,7 +12,10 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from blockyard.cluster.central import CentralScheduler
+from blockyard.cluster.config import ServeConfig
+from blockyard.cluster.logs import LogConfig, start_logging
 from blockyard.cluster.rank import Rank, RankDied
+from blockyard.cluster.tracing import make_tracer
 from blockyard.cluster.wire import Endpoint
 
 __all__ = [
@@ -39,7 +42,8 @@ def listening_host(wire_host: str | None) -> str:
 class WorkerActor(Rank):
     """One rank in an actor's process."""
 
-    def __init__(self, wire_host: str | None) -> None:
+    def __init__(self, wire_host: str | None, logs: LogConfig) -> None:
+        start_logging(logs)
         super().__init__(listening_host(wire_host))
 
     def machine(self) -> str:
@@ -68,9 +72,11 @@ class ActorRank:
 class CentralActor:
     """The central scheduler in a process of its own, found by name."""
 
-    def __init__(self, wire_host: str | None) -> None:
+    def __init__(self, wire_host: str | None, logs: LogConfig, trace_endpoint: str | None) -> None:
+        start_logging(logs)
         self._wire_host = wire_host
-        self._central = CentralScheduler()
+        self._tracer = make_tracer(trace_endpoint, "central")
+        self._central = CentralScheduler(tracer=self._tracer)
         self._stage = ""
         self._failure = ""
 
@@ -81,7 +87,10 @@ class CentralActor:
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Stop admitting everywhere and wait for live requests; False on time-out."""
-        return await self._central.drain(timeout_seconds)
+        drained = await self._central.drain(timeout_seconds)
+        # Nothing is bound any more, and whoever drains ends this process next.
+        await asyncio.to_thread(self._tracer.close)
+        return drained
 
     async def note_stage(self, stage: str) -> None:
         """A group says how far its start has come."""
@@ -100,10 +109,8 @@ class CentralActor:
         return os.getpid()
 
 
-def central_actor(wire_host: str | None, resource: str | None = None) -> Any:
-    """The cluster's central scheduler; started by whoever asks first, to listen on `wire_host`.
-
-    It runs on a node that offers the Ray resource `resource`, on any when that is None.
+def central_actor(config: ServeConfig) -> Any:
+    """The cluster's central scheduler; started as `config` says by whoever asks first.
 
     Detached, because it must outlive the process that happened to start it; Ray restarts it when
     it dies, and its state comes back from the engines.
@@ -116,15 +123,15 @@ def central_actor(wire_host: str | None, resource: str | None = None) -> Any:
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
-            resources={resource: 1} if resource is not None else None,
+            resources={config.central_resource: 1} if config.central_resource else None,
             max_restarts=-1,
             max_concurrency=64,
         )
-        .remote(wire_host)
+        .remote(config.wire_host, config.logs, config.trace_endpoint)
     )
 
 
-async def locate_central(wire_host: str | None, resource: str | None = None) -> Endpoint:
+async def locate_central(config: ServeConfig) -> Endpoint:
     """The central scheduler's endpoint, asked for anew.
 
     Raises:
@@ -133,14 +140,14 @@ async def locate_central(wire_host: str | None, resource: str | None = None) -> 
     try:
         # Ray looks the name up with a call that blocks, for long when its own head is away;
         # meanwhile the caller's event loop has steps to run and streams to serve.
-        central = await asyncio.to_thread(central_actor, wire_host, resource)
+        central = await asyncio.to_thread(central_actor, config)
         endpoint: Endpoint = await central.endpoint.remote()
     except ray.exceptions.RayError as error:
         raise ConnectionError("the central scheduler is restarting") from error
     return endpoint
 
 
-def launch_worker(wire_host: str | None, bundle_index: int, uses_gpu: bool) -> ActorRank:
+def launch_worker(config: ServeConfig, bundle_index: int, uses_gpu: bool) -> ActorRank:
     """Start one rank in the given bundle of this replica's placement group."""
     placement_group = ray.util.get_current_placement_group()
     if placement_group is None:
@@ -155,6 +162,6 @@ def launch_worker(wire_host: str | None, bundle_index: int, uses_gpu: bool) -> A
                 placement_group, placement_group_bundle_index=bundle_index
             ),
         )
-        .remote(wire_host)
+        .remote(config.wire_host, config.logs)
     )
     return ActorRank(actor)

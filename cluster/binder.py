@@ -92,6 +92,7 @@ class CentralBinder:
         block_keys: tuple[bytes, ...] = (),
         block_size: int = 0,
         name: str = "",
+        traceparent: str = "",
     ) -> str | None:
         """The group to use; None when the central scheduler does not say.
 
@@ -100,6 +101,7 @@ class CentralBinder:
             prompt_tokens: tokens to compute before the first new one.
             block_keys: of the prompt's full blocks of `block_size`.
             name: held from now on, unless it is refused; empty for none.
+            traceparent: of the request, for who traces.
 
         Raises:
             RequestRefused: too much load, or the name is held elsewhere.
@@ -110,7 +112,7 @@ class CentralBinder:
         ticket = next(self._tickets)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._bindings[ticket] = answer
-        central.post(Bind(ticket, model, prompt_tokens, block_keys, block_size, name))
+        central.post(Bind(ticket, model, prompt_tokens, block_keys, block_size, name, traceparent))
         try:
             # wait() keeps our own cancellation apart from that of the answer (the link was lost).
             await asyncio.wait([answer], timeout=BIND_SECONDS)

@@ -25,6 +25,7 @@ from blockyard.cluster.messages import (
     ToCentral,
     Unbound,
 )
+from blockyard.cluster.tracing import NO_TRACER, Tracer
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
 from blockyard.scheduler.placement import Candidate, choose_group
 from blockyard.scheduler.prefix_view import PrefixView
@@ -61,8 +62,11 @@ class _Member:
 class CentralScheduler:
     """Registry of groups and binder of requests. Call `start` before anything else."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, tracer: Tracer = NO_TRACER
+    ) -> None:
         self._clock = clock
+        self._tracer = tracer
         self._members: dict[str, _Member] = {}
         self._ingresses: set[Connection[ToCentral]] = set()
         # What clients call their live requests, and the ingress that has each.
@@ -144,7 +148,7 @@ class CentralScheduler:
                         member.draining = draining
                         member.prefix.apply(removed, stored)
                     case Bind():
-                        connection.post(self._bind(connection, message))
+                        connection.post(self._traced_bind(connection, message))
                     case Release(name):
                         if self._names.get(name) is connection:
                             del self._names[name]
@@ -179,6 +183,18 @@ class CentralScheduler:
             connection.post(Drain())
         self._tell_ingresses()
         return member
+
+    def _traced_bind(self, connection: Connection[ToCentral], request: Bind) -> Bound | Unbound:
+        if not request.traceparent:
+            return self._bind(connection, request)
+        span = self._tracer.begin("bind", request.traceparent)
+        answer = self._bind(connection, request)
+        if isinstance(answer, Bound):
+            span.set(group=answer.group_id)
+        else:
+            span.set(refused=answer.code.value)
+        span.end()
+        return answer
 
     def _bind(self, connection: Connection[ToCentral], request: Bind) -> Bound | Unbound:
         if self._draining:

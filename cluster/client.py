@@ -21,6 +21,7 @@ from blockyard.cluster.client_streams import (
     resuming,
     resuming_blocking,
 )
+from blockyard.cluster.tls import environment_credentials
 from blockyard.protos import cluster_pb2, generation_pb2
 from blockyard.protos.generation_pb2 import GenerateRequest
 
@@ -63,10 +64,11 @@ class GenerationClient:
     ) -> None:
         """`timeout_seconds` bounds each call as a whole; the key is else the environment's.
 
-        `tls` are channel credentials, see `channel_credentials`.
+        `tls` are channel credentials, see `channel_credentials`; else the environment's.
         """
         self._timeout_seconds = timeout_seconds
         self._metadata = _key_metadata(api_key)
+        tls = tls if tls is not None else environment_credentials()
         place, options = server_address(address), _channel_options()
         self._channel = (
             grpc.aio.secure_channel(place, tls, options=options)
@@ -183,6 +185,7 @@ class BlockingClient:
         """See `GenerationClient`."""
         self._timeout_seconds = timeout_seconds
         self._metadata = _key_metadata(api_key)
+        tls = tls if tls is not None else environment_credentials()
         place, options = server_address(address), _channel_options()
         self._channel = (
             grpc.secure_channel(place, tls, options=options)

@@ -3,8 +3,9 @@
 Knows nothing of how processes are started. Units are in the names.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from blockyard.cluster.logs import LogConfig
 from blockyard.cluster.request.speech_format import REASONING_FORMATS, TOOL_FORMATS
 from blockyard.cluster.tls import TlsFiles
 from blockyard.scheduler.config import (
@@ -60,6 +61,8 @@ class ServeConfig:
     device: str = "auto"
     dtype: str = "auto"
     weights: str = "auto"
+        logs: how every process logs.
+        trace_endpoint: URL that spans of requests go to (OTLP over HTTP); None makes none.
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
     num_host_blocks: int | None = None
@@ -99,6 +102,8 @@ class ServeConfig:
             ("dtype", DTYPES),
             ("weights", WEIGHTS),
             ("tool_call_parser", TOOL_FORMATS),
+    logs: LogConfig = field(default_factory=LogConfig)
+    trace_endpoint: str | None = None
             ("reasoning_parser", REASONING_FORMATS),
         ):
             if getattr(self, name) not in known:

@@ -20,12 +20,15 @@ from blockyard.cluster.actors import (
     locate_central,
 )
 from blockyard.cluster.books.group_books import facts_of
+from blockyard.cluster.books.request_spans import RequestSpans
 from blockyard.cluster.central_link import CentralLink
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.garbage import collect_rarely
 from blockyard.cluster.group_ranks import GroupRanks
+from blockyard.cluster.logs import start_logging
 from blockyard.cluster.messages import GroupIdentity
+from blockyard.cluster.tracing import make_tracer
 from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.scheduler import Scheduler
@@ -41,8 +44,11 @@ class GroupReplica:
 
     async def __init__(self, config: ServeConfig, uses_gpu: bool) -> None:  # type: ignore[misc]
         self._config = config
+        start_logging(config.logs)
         self._group_id = f"group-{uuid.uuid4().hex[:8]}"
-        self._central = central_actor(config.wire_host, config.central_resource)
+        self._tracer = make_tracer(config.trace_endpoint, "engine")
+        self._spans = RequestSpans(self._tracer, self._group_id)
+        self._central = central_actor(config)
         try:
             await self._start(config, uses_gpu)
         except Exception as error:
@@ -52,7 +58,7 @@ class GroupReplica:
 
     async def _start(self, config: ServeConfig, uses_gpu: bool) -> None:
         self._note("starting workers")
-        self._launch = partial(launch_worker, config.wire_host, uses_gpu=uses_gpu)
+        self._launch = partial(launch_worker, config, uses_gpu=uses_gpu)
         self._workers = [self._launch(rank + 1) for rank in range(config.num_ranks)]
         machines = await asyncio.gather(*(worker.call("machine") for worker in self._workers))
         configs = [config.worker(rank) for rank in range(config.num_ranks)]
@@ -70,6 +76,8 @@ class GroupReplica:
             self._ask_memory if profiles[0].device.startswith("cuda") else None,
             self._repair,
         )
+        if self._tracer.on:
+            self._server.engine.listen(self._spans)
         endpoint = self._server.endpoint
         identity = GroupIdentity(
             group_id=self._group_id,
@@ -81,7 +89,7 @@ class GroupReplica:
             port=endpoint.port,
             secret=endpoint.secret,
         )
-        locate = partial(locate_central, config.wire_host, config.central_resource)
+        locate = partial(locate_central, config)
         link = CentralLink(self._server, identity, locate, changed)
         self._link = asyncio.create_task(link.run(), name="central-link")
         collect_rarely()
@@ -142,6 +150,8 @@ class GroupReplica:
         await asyncio.gather(self._link, return_exceptions=True)
         await server.close()
         await self._group.close()
+        self._spans.close()
+        await asyncio.to_thread(self._tracer.close)
 
     def _note(self, stage: str) -> None:
         reference: Any = self._central.note_stage.remote(stage)

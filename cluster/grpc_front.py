@@ -19,12 +19,13 @@ from blockyard.cluster.grpc_handlers import (
     add_generation_to_server,
     add_health_to_server,
 )
-from blockyard.cluster.grpc_keys import KeyCheck, authorization_of
+from blockyard.cluster.grpc_keys import KeyCheck, authorization_of, traceparent_of
 from blockyard.cluster.grpc_status import call_status
 from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.api_keys import KeyRing
 from blockyard.cluster.request.caller import Caller
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
+from blockyard.cluster.request.observer import RequestObserver
 from blockyard.cluster.request.request_service import RequestService
 from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tls import TlsFiles
@@ -66,11 +67,12 @@ class GrpcFront:
         tokenizers: Mapping[str, ModelTokenizer],
         health_watch_interval_seconds: float = 1.0,
         keys: KeyRing | None = None,
+        observer: RequestObserver | None = None,
     ) -> None:
         """With `keys` every call but those for health and reflection must show one of them."""
         keys = keys if keys is not None else KeyRing()
         generation = self._generation = GenerationApi(
-            GenerationService(dispatcher, tokenizers, keys=keys),
+            GenerationService(dispatcher, tokenizers, keys=keys, observer=observer),
             TokenService(dispatcher, tokenizers),
             RequestService(dispatcher),
         )
@@ -141,8 +143,9 @@ class _GenerationServicer:
 
     def _caller(self, context: Any) -> Caller:
         """Who calls; that there is a key that lets it in was checked before."""
-        tenant = self._keys.tenant_of(authorization_of(context.invocation_metadata()))
-        return Caller(tenant, context.time_remaining())
+        metadata = context.invocation_metadata()
+        tenant = self._keys.tenant_of(authorization_of(metadata))
+        return Caller(tenant, context.time_remaining(), traceparent_of(metadata))
 
 
 class _ClusterServicer:

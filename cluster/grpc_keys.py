@@ -1,4 +1,4 @@
-"""API keys in the metadata of gRPC calls: `authorization: Bearer KEY`."""
+"""What the metadata of gRPC calls tells: API keys (`authorization: Bearer KEY`), and spans."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -9,7 +9,7 @@ from blockyard.cluster.grpc_status import call_status
 from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.api_keys import KeyRing
 
-__all__ = ["KeyCheck", "authorization_of"]
+__all__ = ["KeyCheck", "authorization_of", "traceparent_of"]
 
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")
 """Services that anybody may ask: balancers and tools have no key."""
@@ -17,8 +17,17 @@ _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")
 
 def authorization_of(metadata: Iterable[Any] | None) -> str | None:
     """What a caller shows."""
+    return _named("authorization", metadata)
+
+
+def traceparent_of(metadata: Iterable[Any] | None) -> str:
+    """The span that a call is made under; empty for none."""
+    return _named("traceparent", metadata) or ""
+
+
+def _named(wanted: str, metadata: Iterable[Any] | None) -> str | None:
     for name, value in metadata or ():
-        if name == "authorization":
+        if name == wanted:
             return value if isinstance(value, str) else None
     return None
 

@@ -43,6 +43,7 @@ from blockyard.cluster.request.api_error import ApiCode, ApiError
 from blockyard.cluster.request.api_keys import KeyRing
 from blockyard.cluster.request.caller import Caller
 from blockyard.cluster.request.generation import GenerationService
+from blockyard.cluster.request.observer import RequestObserver
 from blockyard.cluster.request.request_service import RequestService
 from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.request.whole_answer import WholeAnswer
@@ -61,10 +62,11 @@ class HttpApi:
         clock: Callable[[], float] = time.time,
         pages: Sequence[BaseRoute] = (),
         keys: KeyRing | None = None,
+        observer: RequestObserver | None = None,
     ) -> None:
         """With `keys` every call but probes must show one of them."""
         keys = keys if keys is not None else KeyRing()
-        self._service = GenerationService(dispatcher, tokenizers, keys=keys)
+        self._service = GenerationService(dispatcher, tokenizers, keys=keys, observer=observer)
         self._tokens = TokenService(dispatcher, tokenizers)
         self._clock = clock
         server = ServerRoutes(dispatcher, int(clock()))

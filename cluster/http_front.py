@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.http_api import HttpApi
 from blockyard.cluster.request.api_keys import KeyRing
+from blockyard.cluster.request.observer import RequestObserver
 from blockyard.cluster.tls import TlsFiles
 from blockyard.cluster.tokenizer import ModelTokenizer
 
@@ -34,9 +35,10 @@ class HttpFront:
         tokenizers: Mapping[str, ModelTokenizer],
         pages: Sequence[BaseRoute] = (),
         keys: KeyRing | None = None,
+        observer: RequestObserver | None = None,
     ) -> None:
         """`pages` are for people; with `keys` every call but probes must show one of them."""
-        self._api = HttpApi(dispatcher, tokenizers, pages=pages, keys=keys)
+        self._api = HttpApi(dispatcher, tokenizers, pages=pages, keys=keys, observer=observer)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 

@@ -209,7 +209,9 @@ class ClusterDispatcher:
         hints = keys.of(block_size) if keys is not None and block_size else ()
         # A request that is moved holds its name already.
         name = asked.name if snapshot is None else ""
-        group_id = await self._binder.bind(model, known, hints, block_size, name)
+        group_id = await self._binder.bind(
+            model, known, hints, block_size, name, asked.spec.traceparent
+        )
         if group_id is None and self._draining:
             raise RequestRefused(RefusalCode.UNAVAILABLE, _SHUTTING_DOWN)
         tried = set(lost)

@@ -24,12 +24,15 @@ from blockyard.cluster.grpc_front import GrpcFront
 from blockyard.cluster.grpc_status import SettableContext, set_status
 from blockyard.cluster.http_front import HttpFront
 from blockyard.cluster.ingress import ClusterDispatcher
+from blockyard.cluster.logs import start_logging
 from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.api_keys import KeyRing, read_api_keys
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
+from blockyard.cluster.request.observer import RequestObserver
 from blockyard.cluster.request.request_service import RequestService
 from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.tokenizer import load_tokenizer
+from blockyard.cluster.tracing import make_tracer
 
 __all__ = ["IngressReplica"]
 
@@ -48,7 +51,10 @@ class IngressReplica:
         self, configs: tuple[ServeConfig, ...], *groups: Any
     ) -> None:
         config = configs[0]
+        start_logging(config.logs)
         self._config = config
+        self._tracer = make_tracer(config.trace_endpoint, "ingress")
+        observer = RequestObserver(self._tracer, config.logs.prompts)
         models = tuple(each.model for each in configs)
         tokenizers = {
             each.model.name: load_tokenizer(
@@ -56,11 +62,11 @@ class IngressReplica:
             )
             for each in configs
         }
-        locate = partial(locate_central, config.wire_host, config.central_resource)
+        locate = partial(locate_central, config)
         self._dispatcher = ClusterDispatcher(models, locate)
         self._link = asyncio.create_task(self._dispatcher.run(), name="central-link")
         self._generation = GenerationApi(
-            GenerationService(self._dispatcher, tokenizers),
+            GenerationService(self._dispatcher, tokenizers, observer=observer),
             TokenService(self._dispatcher, tokenizers),
             RequestService(self._dispatcher),
         )
@@ -70,11 +76,13 @@ class IngressReplica:
         keys = KeyRing()
         if config.api_keys_file is not None:
             keys = KeyRing(read_api_keys(Path(config.api_keys_file)))
-        self._front = GrpcFront(self._dispatcher, tokenizers, keys=keys)
+        self._front = GrpcFront(self._dispatcher, tokenizers, keys=keys, observer=observer)
         port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}", config.tls)
         logger.info("the ingress listens on port %d", port)
         self._yard = YardFeed(self._dispatcher)
-        self._http = HttpFront(self._dispatcher, tokenizers, yard_routes(self._yard), keys)
+        self._http = HttpFront(
+            self._dispatcher, tokenizers, yard_routes(self._yard), keys, observer
+        )
         if config.http_port is not None:
             await self._http.start(config.http_host, config.http_port, config.tls)
         if config.metrics_port is not None:
@@ -171,6 +179,7 @@ class IngressReplica:
         self._link.cancel()
         await asyncio.gather(self._link, return_exceptions=True)
         await self._dispatcher.close()
+        await asyncio.to_thread(self._tracer.close)
 
 
 async def _answer(answer: Awaitable[M], context: SettableContext) -> M:

@@ -247,7 +247,8 @@ class Bind(_Message, frozen=True):
     """An ingress wants a group for a request.
 
     `block_keys` are of the prompt's full blocks of `block_size`. `name` is what a client calls the
-    request; it is held until it is released or the ingress goes. Empty: it has none.
+    request; it is held until it is released or the ingress goes. Empty: it has none. `traceparent`
+    is as in `RequestSpec`.
     """
 
     ticket: int
@@ -256,6 +257,7 @@ class Bind(_Message, frozen=True):
     block_keys: tuple[bytes, ...] = ()
     block_size: int = 0
     name: str = ""
+    traceparent: str = ""
 
 
 class Release(_Message, frozen=True):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.journal import Journal
+from blockyard.cluster.logs import fields
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestUpdate
 
 __all__ = ["MAX_MOVES", "ResumingStream"]
@@ -76,13 +77,15 @@ class ResumingStream:
 
     async def _go_on(self, lost: RequestRefused) -> None:
         wanted = self._journal.choices
+        named = fields(request_id=self._stream.request_id)
         try:
             self._stream = await self._move()
         except RequestRefused as refusal:
-            logger.info("no group can go on with a request: %s", refusal)
+            logger.warning("no group can go on with a request: %s", refusal, extra=named)
             self._finish()
             # Whatever is in the way there is no mistake of the client, who was served already.
             raise lost from refusal
+        logger.info("a request has lost its group and goes on at another one", extra=named)
         # Somebody may have left while it was on its way.
         for choice in wanted:
             if choice not in self._journal.choices:

@@ -91,7 +91,7 @@ class Deployment:
     def drain(self) -> bool:
         """Stop admitting and wait for live requests; False when some still ran at the end."""
         timeout = self.config.drain_seconds
-        central = central_actor(self.config.wire_host, self.config.central_resource)
+        central = central_actor(self.config)
         try:
             return bool(ray.get(central.drain.remote(timeout), timeout=timeout + 10))
         except (RayActorError, GetTimeoutError):
@@ -124,7 +124,7 @@ def deploy(
         else None,
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
     )
-    central = central_actor(config.wire_host, config.central_resource)
+    central = central_actor(config)
     try:
         serve.run_many(
             [

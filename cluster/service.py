@@ -13,6 +13,7 @@ from ray.serve import Application
 
 from blockyard.cluster.app import GROUP_DEPLOYMENT, ServedModel, build_app
 from blockyard.cluster.config import ServeConfig
+from blockyard.cluster.logs import LogConfig
 from blockyard.cluster.tls import TlsFiles
 from blockyard.scheduler.config import PreemptionPolicy, Speculation
 from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_model
@@ -84,6 +85,8 @@ def _served_model(entry: Any, place: str, shared: Mapping[str, Any]) -> ServedMo
         if isinstance(shared.get("tls"), Mapping):
             shared = {**shared, "tls": TlsFiles(**shared["tls"])}
         config = ServeConfig(
+        if isinstance(shared.get("logs"), Mapping):
+            shared = {**shared, "logs": LogConfig(**shared["logs"])}
             model=describe_model(directory, name),
             kind=WorkerKind.WITNESS if model == WITNESS_MODEL else WorkerKind.MODEL,
             **shared,

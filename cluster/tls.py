@@ -3,6 +3,7 @@
 Ray Serve's own gRPC listener has none of this; the ingress's own listeners do. Knows no server.
 """
 
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 
 import grpc
 
-__all__ = ["TlsFiles", "channel_credentials"]
+__all__ = ["TLS_CA_VARIABLE", "TlsFiles", "channel_credentials", "environment_credentials"]
+
+TLS_CA_VARIABLE = "BLOCKYARD_TLS_CA"
+"""File of the certificates that clients trust a server by; set, they speak TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +67,13 @@ def channel_credentials(
         "certificate_chain": Path(certificate).read_bytes() if certificate is not None else None,
     }
     return grpc.ssl_channel_credentials(Path(ca_file).read_bytes(), **shown)
+
+
+def environment_credentials() -> Any:
+    """What the environment says: credentials of `channel_credentials`, or None for no TLS.
+
+    Raises:
+        OSError: the file that it names cannot be read.
+    """
+    ca_file = os.environ.get(TLS_CA_VARIABLE)
+    return channel_credentials(ca_file) if ca_file else None

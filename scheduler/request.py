@@ -98,6 +98,8 @@ class RequestSpec:
     """Answers wanted; the prompt is computed once and its blocks are shared."""
     name: str = ""
     """What its client calls it, if anything. Ingresses let one live request of a tenant have it."""
+    traceparent: str = ""
+    """The span that it is served under, in W3C's words; empty when nobody traces it."""
 
 
 class Timings(NamedTuple):

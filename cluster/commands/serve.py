@@ -4,10 +4,11 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blockyard.cluster.commands.log_options import LogFormat, LogLevel, check_tracing, logging_as
 from blockyard.cluster.commands.start import (
     Blocks,
     Model,
@@ -19,6 +20,9 @@ from blockyard.cluster.commands.start import (
     tls_files,
 )
 from blockyard.scheduler.config import PreemptionPolicy, Speculation
+
+if TYPE_CHECKING:
+    from blockyard.cluster.config import ServeConfig
 
 __all__ = ["serve"]
 
@@ -179,6 +183,28 @@ def serve(
             show_default="start one on this machine",
         ),
     ] = None,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "INFO",
+    log_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Append the log lines of all processes to this file, on each node its own.",
+            show_default="standard error",
+            dir_okay=False,
+        ),
+    ] = None,
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Log the prompts of requests too.")
+    ] = False,
+    trace_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            envvar="BLOCKYARD_TRACE_ENDPOINT",
+            help="Send spans of requests to this OTLP endpoint, such as "
+            "http://127.0.0.1:4318/v1/traces; needs the extra `trace`.",
+            show_default="off",
+        ),
+    ] = None,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C, then finish what was admitted and exit."""
     values = {
@@ -213,14 +239,23 @@ def serve(
     }
     if api_keys is not None:
         check_api_keys(api_keys)
-    config = configure(model, ray_address, values)
+    if trace_endpoint is not None:
+        check_tracing(trace_endpoint)
+    with logging_as(log_format, log_level, log_file, log_prompts, ray_address) as logs:
+        config = configure(model, ray_address, {**values, "logs": logs})
+        _serve_until_asked(config, ray_address)
+    typer.echo("stopped", err=True)
+
+
+def _serve_until_asked(config: "ServeConfig", ray_address: str | None) -> None:
     stop = threading.Event()
     with running(config, ray_address) as deployment:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        places = f"{host}:{port} (gRPC)"
-        if http_port is not None:
-            places += f" and http://{http_host}:{http_port}/v1 (OpenAI)"
+        "trace_endpoint": trace_endpoint,
+        places = f"{config.grpc_host}:{config.grpc_port} (gRPC)"
+        if config.http_port is not None:
+            places += f" and http://{config.http_host}:{config.http_port}/v1 (OpenAI)"
         typer.echo(
             f"serving {config.model.name} on {places}, process {os.getpid()}; "
             'ask it with `blockyard generate "..."`, end with Ctrl-C',
@@ -229,5 +264,4 @@ def serve(
         stop.wait()
         typer.echo("draining: no new requests, live ones finish", err=True)
         if not deployment.drain():
-            typer.echo(f"some requests still ran after {drain_seconds:g} s", err=True)
-    typer.echo("stopped", err=True)
+            typer.echo(f"some requests still ran after {config.drain_seconds:g} s", err=True)

@@ -43,4 +43,5 @@ class KeyGate:
 
 def caller_of(request: Request) -> Caller:
     """Who makes a call that was let through."""
-    return Caller(request.scope.get(_TENANT, ""))
+    traceparent = request.headers.get("traceparent", "")
+    return Caller(request.scope.get(_TENANT, ""), traceparent=traceparent)

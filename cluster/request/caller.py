@@ -17,10 +17,13 @@ class Caller:
         tenant: with whom it shares what is its fair part; empty for who is not known.
         deadline_seconds: from now until the caller hangs up; None when it waits as long as it
             takes.
+        traceparent: the span that the call is made under, as W3C trace context names it; empty for
+            none.
     """
 
     tenant: str = ""
     deadline_seconds: float | None = None
+    traceparent: str = ""
 
     def tenant_of(self, own_name: str) -> str:
         """The tenant that the caller means by a name of its own; none is the whole of it."""

@@ -21,6 +21,7 @@ from blockyard.cluster.request.caller import ANYBODY, Caller
 from blockyard.cluster.request.choices import answer_chunks
 from blockyard.cluster.request.limits import MAX_MODEL_NAME_CHARACTERS
 from blockyard.cluster.request.logprob_messages import TokenSpeller
+from blockyard.cluster.request.observer import ObservedRequest, RequestObserver
 from blockyard.cluster.request.sampling_fields import num_wanted
 from blockyard.cluster.request.validation import PreparedRequest, client_fields, prepare_request
 from blockyard.cluster.request.whole_answer import WholeAnswer
@@ -43,8 +44,10 @@ class GenerationService:
         tokenizers: Mapping[str, ModelTokenizer],
         clock: Callable[[], float] = time.monotonic,
         keys: KeyRing | None = None,
+        observer: RequestObserver | None = None,
     ) -> None:
         """`tokenizers` has one entry for each model of the dispatcher; `keys` have limits."""
+        self._observer = observer if observer is not None else RequestObserver()
         self._keys = keys if keys is not None else KeyRing()
         self._dispatcher = dispatcher
         self._tokenizers = tokenizers
@@ -73,18 +76,27 @@ class GenerationService:
             ApiError: refused, or failed on the way.
         """
         arrived_at = self._clock()
-        with self._keys.live(caller.tenant):
-            async with aclosing(self._admitted(request, caller, arrived_at)) as chunks:
+        with (
+            self._observer.request(request, caller) as observed,
+            self._keys.live(caller.tenant),
+        ):
+            async with aclosing(self._admitted(request, caller, arrived_at, observed)) as chunks:
                 async for chunk in chunks:
+                    observed.note(chunk)
                     yield chunk
 
     async def _admitted(
-        self, request: pb.GenerateRequest, caller: Caller, arrived_at: float
+        self,
+        request: pb.GenerateRequest,
+        caller: Caller,
+        arrived_at: float,
+        observed: ObservedRequest,
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         try:
             prepared = await self._prepare(request)
-            spec = self._of_caller(prepared.spec, caller, arrived_at)
-            tokens = await self._dispatcher.submit(prepared.options.model, spec)
+            model = prepared.options.model
+            spec = observed.admitted(self._of_caller(prepared.spec, caller, arrived_at), model)
+            tokens = await self._dispatcher.submit(model, spec)
             answers = self._answers(prepared, arrived_at)
             wanted = num_wanted(request.sampling)
             async with aclosing(answer_chunks(tokens, answers)) as chunks:

@@ -35,8 +35,13 @@ def test_every_line_has_a_test(lines: list[str], of_kind: Kinds) -> None:
     assert of_kind("unknown") == []
 
 
+def test_every_reason_not_to_run_a_line_is_of_one(not_run: dict[str, str], of_kind: Kinds) -> None:
+    for begin, reason in not_run.items():
+        assert reason and any(line.startswith(begin) for line in of_kind("not run")), begin
+
+
 def test_files_that_cannot_be_used_here_exist(of_kind: Kinds) -> None:
-    for words in map(shlex.split, of_kind("not here")):
+    for words in map(shlex.split, of_kind("not run")):
         if "-f" in words:
             assert (ROOT / words[words.index("-f") + 1]).is_file()
     for line in of_kind("pip"):

@@ -1,6 +1,7 @@
 """Lines of shell, and of Python, that ask a server: all are run against one of the witness."""
 
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -9,15 +10,20 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import grpc
 import psutil
 import pytest
 from google.protobuf import json_format
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from blockyard.protos import cluster_pb2, generation_pb2
 
@@ -39,7 +45,7 @@ def served(line: str, port: int, folder: Path) -> Iterator[None]:
     words = [*shlex.split(line)[1:], "--model", "witness", "--port", str(port), "--blocks", "512"]
     output = folder / "output"
     with output.open("wb") as writer:
-        process = subprocess.Popen([BLOCKYARD, *words], stdout=writer, stderr=writer)
+        process = subprocess.Popen([BLOCKYARD, *words], stdout=writer, stderr=writer, cwd=folder)
     try:
         deadline = time.monotonic() + 180
         while "\nserving " not in "\n" + output.read_text(errors="replace"):
@@ -54,6 +60,52 @@ def served(line: str, port: int, folder: Path) -> Iterator[None]:
             for member in [psutil.Process(process.pid), *family]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Takes spans as an OpenTelemetry collector does."""
+
+    spans: ClassVar[list[Span]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        sent = ExportTraceServiceRequest.FromString(body)
+        self.spans.extend(
+            span
+            for resource in sent.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        )
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[int]:
+    """A collector's port."""
+    server = HTTPServer(("127.0.0.1", 0), Collector)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def together(lines: list[str]) -> str:
+    """One line that starts a server with the options of them all."""
+    options: dict[str, None] = {}
+    for words in map(shlex.split, lines):
+        assert words[1] == "serve" and not len(words) % 2, "options of `serve` here have a value"
+        for name, value in zip(words[2::2], words[3::2], strict=True):
+            options[f"{name} {value}"] = None
+    return " ".join(["blockyard serve", *options])
 
 
 def grpcurl(line: str, port: int) -> None:
@@ -99,16 +151,16 @@ def openai_snippets() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_lines_that_ask_a_server(of_kind: Kinds, tmp_path: Path) -> None:
-    [start] = [line for line in of_kind("serve") if "--metrics-port" in line]
-    port, ports = free_port(), {"9464": str(free_port()), "8000": str(free_port())}
+    start = together(of_kind("serve"))
+    port, ports = free_port(), {"9464": free_port(), "8000": free_port()}
     environment = {**os.environ, "BLOCKYARD_ADDRESS": f"127.0.0.1:{port}"}
 
     def here(text: str) -> str:
         for told, ours in ports.items():
-            text = re.sub(rf"\b{told}\b", ours, text)
+            text = re.sub(rf"\b{told}\b", str(ours), text)
         return text
 
-    with served(here(start), port, tmp_path):
+    with collecting() as ports["4318"], served(here(start), port, tmp_path):
         for snippet in openai_snippets():
             ran = subprocess.run(
                 [sys.executable, "-c", here(snippet).replace("smollm2-135m", "witness")],
@@ -129,6 +181,9 @@ def test_lines_that_ask_a_server(of_kind: Kinds, tmp_path: Path) -> None:
             more = ["--max-tokens", "20"] if words[1] == "generate" else []
             if words[1] == "top":
                 more = ["--url", here("http://127.0.0.1:8000")]
+            if words[1] == "bench":
+                more = ["--requests", "4"]
+                words = shlex.split(here(line))
             ran = subprocess.run(
                 [BLOCKYARD, *words[1:], *more],
                 env=environment,
@@ -139,3 +194,15 @@ def test_lines_that_ask_a_server(of_kind: Kinds, tmp_path: Path) -> None:
             )
             assert ran.returncode == 0, line + ran.stderr
             assert ran.stdout.strip(), line
+    requests = [
+        line
+        for line in map(json.loads, (tmp_path / "blockyard.log").read_text().splitlines())
+        if line["message"] == "request ended"
+    ]
+    traces = {span.trace_id.hex(): set[str]() for span in Collector.spans}
+    for span in Collector.spans:
+        traces[span.trace_id.hex()].add(span.name)
+    assert requests and {line["trace_id"] for line in requests} == set(traces)
+    for line in requests:
+        whole = {"request", "bind", "engine", "queue", "prefill", "decode"}
+        assert line["outcome"] != "length" or traces[line["trace_id"]] == whole

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from blockyard.cluster.client import API_KEY_VARIABLE
+from blockyard.cluster.tls import TLS_CA_VARIABLE
 
 PODS = ("head", "central", "ingress", "engine-large", "engine-small")
 EVERYWHERE = [{"key": "dedicated", "operator": "Equal", "value": "llm", "effect": "NoSchedule"}]
@@ -199,6 +200,43 @@ def test_keys_are_where_callers_are_let_in(render: Callable[..., Any]) -> None:
     assert shown["name"] == API_KEY_VARIABLE
     assert shown["valueFrom"]["secretKeyRef"] == {"name": "yard-keys", "key": "test"}
     assert "api_keys_file" not in render().serve_config["applications"][0]["args"]
+
+
+def test_tls_is_where_clients_come_in(render: Callable[..., Any]) -> None:
+    rendered = render({"tls": {"secret": "yard-tls", "keyKey": "private.pem"}})
+    told = rendered.serve_config["applications"][0]["args"]["tls"]
+    assert told == {
+        "certificate": "/etc/blockyard-tls/tls.crt",
+        "key": "/etc/blockyard-tls/private.pem",
+    }
+    mounted = {}
+    for name, pod in rendered.pods.items():
+        [*mounted[name]] = (
+            f"{mount['mountPath']}/{item['path']}"
+            for volume in pod.get("volumes", [])
+            for mount in main_container(pod).get("volumeMounts", [])
+            if mount["name"] == volume["name"] and "secret" in volume
+            for item in volume["secret"]["items"]
+        )
+    [shown] = main_container(rendered.pods["test"])["env"]
+    assert shown == {"name": TLS_CA_VARIABLE, "value": "/etc/blockyard-tls/ca.crt"}
+    # The test trusts who has signed, and never sees the private key.
+    assert {name: files for name, files in mounted.items() if files} == {
+        "ingress": list(told.values()),
+        "test": [shown["value"]],
+    }
+    # Kubernetes' gRPC probe speaks no TLS.
+    ready = main_container(rendered.pods["ingress"])
+    for probe in ("startupProbe", "readinessProbe"):
+        assert "grpc" not in ready[probe]
+        assert ready[probe]["httpGet"] == {"path": "/ready", "port": 8000, "scheme": "HTTPS"}
+    [service] = rendered.of_kind("Service")
+    protocols = {port["name"]: port.get("appProtocol") for port in service["spec"]["ports"]}
+    assert protocols == {"grpc": "https", "http": "https", "metrics": None}
+    assert (
+        "grpcurl -insecure -d" in rendered.notes and "http://127.0.0.1:8000" not in rendered.notes
+    )
+    assert "tls" not in render().serve_config["applications"][0]["args"]
 
 
 def test_the_test_pod_asks_every_model(render: Callable[..., Any], full: dict[str, Any]) -> None:

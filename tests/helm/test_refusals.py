@@ -33,6 +33,11 @@ BY_THE_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"modelStorage": {"readOnly": True}}, "at '/modelStorage/readOnly'"),
     ({"modelStorage": {"type": "claim", "size": ""}}, "at '/modelStorage/size'"),
     ({"apiKeys": {"secret": "s"}}, "at '/apiKeys/testKey': minLength"),
+    ({"tls": {"certificate": "x"}}, "at '/tls': additional properties 'certificate' not allowed"),
+    ({"tls": {"secret": "s", "caKey": ""}}, "at '/tls/caKey': minLength"),
+    ({"logs": {"format": "xml"}}, "at '/logs/format'"),
+    ({"logs": {"level": "info"}}, "at '/logs/level'"),
+    ({"tracing": {"endpoint": "collector:4317"}}, "at '/tracing/endpoint'"),
     ({"server": {"grpcPort": 80}}, "at '/server/grpcPort': minimum: got 80, want 1,024"),
     ({"server": {"drainSeconds": 0}}, "at '/server/drainSeconds': minimum: got 0, want 1"),
     ({"ray": {"version": "nightly"}}, "at '/ray/version'"),
@@ -69,6 +74,10 @@ BY_THE_CHART: list[tuple[dict[str, Any], str]] = [
     (
         {"apiKeys": {"secret": "s", "testKey": "t"}, "serveProxy": {"enabled": True}},
         "apiKeys and serveProxy do not go together",
+    ),
+    (
+        {"tls": {"secret": "s"}, "serveProxy": {"enabled": True}},
+        "tls and serveProxy do not go together",
     ),
     ({"server": {"httpPort": 9464}}, "server: grpcPort, httpPort and metricsPort must differ"),
     ({"models": [MODEL | {"device": "cuda", "threads": 4}]}, "models: a has threads, but"),

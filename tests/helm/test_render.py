@@ -32,6 +32,13 @@ MATRIX: dict[str, dict[str, Any]] = {
     "proxy in Python": {"serveProxy": {"enabled": True, "haproxy": False}},
     "HAProxy": {"serveProxy": {"enabled": True, "port": 9001}},
     "keys": {"apiKeys": {"secret": "keys", "testKey": "test"}},
+    "TLS": {"tls": {"secret": "certificate"}},
+    "TLS and keys": {
+        "tls": {"secret": "certificate", "caKey": "root.pem"},
+        "apiKeys": {"secret": "keys", "testKey": "test"},
+    },
+    "traces": {"tracing": {"endpoint": "http://collector:4318/v1/traces"}},
+    "logs": {"logs": {"format": "text", "level": "DEBUG", "prompts": True}},
     "no token": {"ray": {"tokenAuthentication": False, "upgrade": "None"}},
     "node port": {"service": {"type": "NodePort", "annotations": {"a": "b"}}},
     "ingress": {"grpcIngress": {"enabled": True, "host": "h.example.org"}},

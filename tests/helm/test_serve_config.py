@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from blockyard.cluster.logs import LOG_FORMATS, LOG_LEVELS, LogConfig
+from blockyard.cluster.tls import TlsFiles
 from blockyard.scheduler.config import PreemptionPolicy
 from blockyard.workers.config import DEVICES, DTYPES, WEIGHTS
 
@@ -64,6 +66,9 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
         "modelDefaults": {"blockSize": 8},
         "server": {"grpcPort": 6000, "httpPort": 6002, "metricsPort": 6001, "drainSeconds": 44},
         "ingress": {"replicas": 3},
+        "tls": {"secret": "certificate"},
+        "logs": {"level": "WARNING", "prompts": True},
+        "tracing": {"endpoint": "http://collector:4318/v1/traces"},
     }
     args = render(values).serve_config["applications"][0]["args"]
     first, second = imported("blockyard.cluster.service").served_models(args)
@@ -78,6 +83,10 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
     assert (config.metrics_host, config.metrics_port) == ("0.0.0.0", 6001)
     assert (config.weights, config.http_host, config.http_port) == ("int8", "0.0.0.0", 6002)
     assert (config.drain_seconds, config.num_ingresses) == (44, 3)
+    assert config.tls == TlsFiles("/etc/blockyard-tls/tls.crt", "/etc/blockyard-tls/tls.key")
+    assert config.logs == LogConfig("json", "WARNING", None, prompts=True)
+    assert config.trace_endpoint == second.config.trace_endpoint
+    assert config.trace_endpoint == "http://collector:4318/v1/traces"
     assert second.config.block_size == 8
     assert second.config.num_blocks is None
 
@@ -148,5 +157,7 @@ def test_choices_are_the_products(chart: Path) -> None:
         assert offered["dtype"] == list(DTYPES)
         assert offered["weights"] == list(WEIGHTS)
         assert offered["preemption"] == [policy.value for policy in PreemptionPolicy]
+    logs = schema["properties"]["logs"]["properties"]
+    assert (logs["format"]["enum"], logs["level"]["enum"]) == ([*LOG_FORMATS], [*LOG_LEVELS])
     # A chart knows before there are nodes; the server would look.
     assert {*schema["$defs"]["model"]["properties"]["device"]["enum"], "auto"} == set(DEVICES)

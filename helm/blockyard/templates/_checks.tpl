@@ -51,6 +51,9 @@
 {{- if and .Values.apiKeys.secret .Values.serveProxy.enabled -}}
 {{- fail "apiKeys and serveProxy do not go together: Ray Serve's own proxy checks no keys" -}}
 {{- end -}}
+{{- if and .Values.tls.secret .Values.serveProxy.enabled -}}
+{{- fail "tls and serveProxy do not go together: Ray Serve's own proxy speaks no TLS" -}}
+{{- end -}}
 {{- $ports := list (int .Values.server.grpcPort) (int .Values.server.httpPort) (int .Values.server.metricsPort) -}}
 {{- if ne (len $ports) (len (uniq $ports)) -}}
 {{- fail "server: grpcPort, httpPort and metricsPort must differ" -}}

@@ -105,6 +105,9 @@ spec:
         {{- if and $root.Values.apiKeys.secret (eq .component "ingress") }}
         - {name: api-keys, mountPath: /etc/blockyard, readOnly: true}
         {{- end }}
+        {{- if and $root.Values.tls.secret (eq .component "ingress") }}
+        - {name: tls, mountPath: /etc/blockyard-tls, readOnly: true}
+        {{- end }}
   volumes:
     {{- if and $root.Values.apiKeys.secret (eq .component "ingress") }}
     - name: api-keys
@@ -112,6 +115,15 @@ spec:
         secretName: {{ $root.Values.apiKeys.secret }}
         defaultMode: 0440
         items: [{key: {{ $root.Values.apiKeys.key }}, path: {{ $root.Values.apiKeys.key }}}]
+    {{- end }}
+    {{- if and $root.Values.tls.secret (eq .component "ingress") }}
+    - name: tls
+      secret:
+        secretName: {{ $root.Values.tls.secret }}
+        defaultMode: 0440
+        items:
+          - {key: {{ $root.Values.tls.certKey }}, path: {{ $root.Values.tls.certKey }}}
+          - {key: {{ $root.Values.tls.keyKey }}, path: {{ $root.Values.tls.keyKey }}}
     {{- end }}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ $settings.shmSize }}}
@@ -193,6 +205,10 @@ spec:
 {{- define "blockyard.probes" -}}
 {{- $alive := eq .component "head" | ternary (dict "path" "/api/gcs_healthz" "port" 8265) (dict "path" "/api/local_raylet_healthz" "port" 52365) -}}
 {{- $serves := dict "grpc" (dict "port" (int .root.Values.server.grpcPort)) -}}
+{{- /* Kubernetes' own gRPC probe speaks no TLS. */}}
+{{- if .root.Values.tls.secret }}
+{{- $serves = dict "httpGet" (dict "path" "/ready" "port" (int .root.Values.server.httpPort) "scheme" "HTTPS") -}}
+{{- end }}
 {{- $period := 5 -}}
 startupProbe:
   {{- if eq .component "ingress" }}

@@ -38,6 +38,11 @@
 {{- with .Values.apiKeys }}
 {{- if .secret }}{{ $_ := set $args "api_keys_file" (printf "/etc/blockyard/%s" .key) }}{{ end -}}
 {{- end -}}
+{{- with .Values.tls }}
+{{- if .secret }}{{ $_ := set $args "tls" (dict "certificate" (printf "/etc/blockyard-tls/%s" .certKey) "key" (printf "/etc/blockyard-tls/%s" .keyKey)) }}{{ end -}}
+{{- end -}}
+{{- $_ := set $args "logs" (pick .Values.logs "format" "level" "prompts") -}}
+{{- if .Values.tracing.endpoint }}{{ $_ := set $args "trace_endpoint" .Values.tracing.endpoint }}{{ end -}}
 {{- /* Serve builds the application where this selector points: ingress pods have every model's files. */ -}}
 {{- $ingress := dict "num_cpus" 0.1 "resources" (dict "ingress" 1) "label_selector" (dict "blockyard" "ingress") -}}
 {{- $application := dict

@@ -3,6 +3,7 @@
 Health checks and reflection of the same port are here too.
 """
 
+import json
 import math
 import re
 import socket
@@ -94,7 +95,9 @@ BAD: dict[str, tuple[pb.GenerateRequest, str]] = {
 
 @pytest.fixture(scope="module")
 def server(serve_with: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with serve_with(tmp_path_factory.mktemp("serve"), "--model", "witness") as running:
+    folder = tmp_path_factory.mktemp("serve")
+    logging = ("--log-level", "debug", "--log-format", "json", "--log-file", str(folder / "log"))
+    with serve_with(folder, "--model", "witness", *logging) as running:
         yield running
 
 
@@ -218,4 +221,35 @@ async def test_reflection_lists_the_services(channel: Any) -> None:
         "blockyard.v1.Cluster",
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
+    }
+
+
+async def test_the_log_has_the_request_and_nothing_of_what_was_said(
+    server: Any, client: GenerationClient, answer_of: Any
+) -> None:
+    prompt, name = "my-secret-diary", "log-me"
+    request = pb.GenerateRequest(
+        prompt=prompt, request_id=name, sampling=Parameters(max_tokens=9, ignore_eos=True)
+    )
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.unary_unary(
+            GENERATE,
+            request_serializer=pb.GenerateRequest.SerializeToString,
+            response_deserializer=pb.GenerateResponse.FromString,
+        )
+        answer = await call(request, metadata=(("authorization", "Bearer my-secret-key"),))
+    log = server.output.with_name("log").read_text()
+    lines = [json.loads(line) for line in log.splitlines()]
+    [line] = [each for each in lines if each.get("request_id", "").startswith(f"{name}.")]
+    assert line["message"] == "request ended"
+    assert line["outcome"] == "length"
+    assert line["prompt_tokens"] == answer.usage.prompt_tokens
+    assert line["answer_tokens"] == 9
+    assert line["model"] == "witness"
+    assert line["seconds"] >= line["first_token_seconds"] > 0
+    # Whatever else these tests have sent is in it neither.
+    for said in (prompt, "my-secret-key", answer.choices[0].text, "word word", "s999"):
+        assert said not in log
+    assert {"ingress", "group"} <= {
+        part for each in lines for part in ("ingress", "group") if part in each["logger"]
     }
