@@ -54,6 +54,8 @@ class ServeConfig:
         group_resource, ingress_resource, central_resource: name of a Ray resource, of which a
             group, an ingress or the central scheduler takes one unit, so that it runs on nodes
             that offer it; None means any node.
+        logs: how every process logs.
+        trace_endpoint: URL that spans of requests go to (OTLP over HTTP); None makes none.
     """
 
     model: ModelDescription
@@ -61,8 +63,6 @@ class ServeConfig:
     device: str = "auto"
     dtype: str = "auto"
     weights: str = "auto"
-        logs: how every process logs.
-        trace_endpoint: URL that spans of requests go to (OTLP over HTTP); None makes none.
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
     num_host_blocks: int | None = None
@@ -94,6 +94,8 @@ class ServeConfig:
     group_resource: str | None = None
     ingress_resource: str | None = None
     central_resource: str | None = None
+    logs: LogConfig = field(default_factory=LogConfig)
+    trace_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could not be started."""
@@ -102,8 +104,6 @@ class ServeConfig:
             ("dtype", DTYPES),
             ("weights", WEIGHTS),
             ("tool_call_parser", TOOL_FORMATS),
-    logs: LogConfig = field(default_factory=LogConfig)
-    trace_endpoint: str | None = None
             ("reasoning_parser", REASONING_FORMATS),
         ):
             if getattr(self, name) not in known:

@@ -84,9 +84,9 @@ def _served_model(entry: Any, place: str, shared: Mapping[str, Any]) -> ServedMo
             values["speculate"] = Speculation(values["speculate"])
         if isinstance(shared.get("tls"), Mapping):
             shared = {**shared, "tls": TlsFiles(**shared["tls"])}
-        config = ServeConfig(
         if isinstance(shared.get("logs"), Mapping):
             shared = {**shared, "logs": LogConfig(**shared["logs"])}
+        config = ServeConfig(
             model=describe_model(directory, name),
             kind=WorkerKind.WITNESS if model == WITNESS_MODEL else WorkerKind.MODEL,
             **shared,

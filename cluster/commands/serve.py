@@ -176,13 +176,6 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option(help="Most time for live requests to end at shutdown.", min=0.1)
     ] = 30.0,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            help="Address of a running Ray cluster, or `auto`.",
-            show_default="start one on this machine",
-        ),
-    ] = None,
     log_format: LogFormat = "text",
     log_level: LogLevel = "INFO",
     log_file: Annotated[
@@ -203,6 +196,13 @@ def serve(
             help="Send spans of requests to this OTLP endpoint, such as "
             "http://127.0.0.1:4318/v1/traces; needs the extra `trace`.",
             show_default="off",
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of a running Ray cluster, or `auto`.",
+            show_default="start one on this machine",
         ),
     ] = None,
 ) -> None:
@@ -236,6 +236,7 @@ def serve(
         "metrics_port": metrics_port,
         "serve_grpc_port": serve_grpc_port,
         "drain_seconds": drain_seconds,
+        "trace_endpoint": trace_endpoint,
     }
     if api_keys is not None:
         check_api_keys(api_keys)
@@ -252,7 +253,6 @@ def _serve_until_asked(config: "ServeConfig", ray_address: str | None) -> None:
     with running(config, ray_address) as deployment:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        "trace_endpoint": trace_endpoint,
         places = f"{config.grpc_host}:{config.grpc_port} (gRPC)"
         if config.http_port is not None:
             places += f" and http://{config.http_host}:{config.http_port}/v1 (OpenAI)"
