@@ -83,7 +83,9 @@ def test_stubs_ask_for_no_newer_library_than_is_declared() -> None:
 def test_what_the_code_imports_is_declared() -> None:
     """A package that only comes along with another may be gone with the next version of that."""
     offered = packages_distributions()
-    known = {canonicalize_name(requirement.name) for requirement in declared("gpu", "plot", "trace")}
+    known = {
+        canonicalize_name(requirement.name) for requirement in declared("gpu", "plot", "trace")
+    }
     undeclared = set()
     for folder in ("scheduler", "workers", "cuda", "cluster", "protos"):
         for file in (ROOT / folder).rglob("*.py"):
