@@ -5,7 +5,9 @@ a cluster. Ray carries life cycle and start-up calls only; steps and tokens go o
 """
 
 import asyncio
+import contextlib
 import os
+import signal
 from typing import Any
 
 import ray
@@ -17,6 +19,7 @@ from blockyard.cluster.logs import LogConfig, start_logging
 from blockyard.cluster.rank import Rank, RankDied
 from blockyard.cluster.tracing import make_tracer
 from blockyard.cluster.wire import Endpoint
+from blockyard.scheduler.group_load import GroupLoad
 
 __all__ = [
     "CENTRAL_NAME",
@@ -25,6 +28,7 @@ __all__ = [
     "CentralActor",
     "WorkerActor",
     "central_actor",
+    "kill_central",
     "launch_worker",
     "listening_host",
     "locate_central",
@@ -56,10 +60,29 @@ class ActorRank:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
+        self._local_process: int | None = None
+
+    async def machine(self) -> str:
+        """The node it is on; waits until it is there."""
+        node, process = await asyncio.gather(self.call("machine"), self.call("process_id"))
+        if node == ray.get_runtime_context().get_node_id():
+            self._local_process = process
+        return str(node)
+
+    def signal(self, number: int) -> None:
+        """See `chaos.Victim`."""
+        if self._local_process is None:
+            raise LookupError("the rank is not on its engine's node, or has been ended")
+        os.kill(self._local_process, number)
 
     def kill(self) -> None:
         """End its process, if it has not ended."""
         ray.kill(self._actor)
+        if self._local_process is not None:
+            # A process that was stopped does not hear Ray's word.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._local_process, signal.SIGKILL)
+            self._local_process = None
 
     async def call(self, method: str, *arguments: object) -> Any:
         """See `RankHandle`."""
@@ -91,6 +114,10 @@ class CentralActor:
         # Nothing is bound any more, and whoever drains ends this process next.
         await asyncio.to_thread(self._tracer.close)
         return drained
+
+    async def load(self, model: str, places: int) -> tuple[tuple[GroupLoad, ...], int]:
+        """See `CentralScheduler.load`."""
+        return self._central.load(model, places)
 
     async def note_stage(self, stage: str) -> None:
         """A group says how far its start has come."""
@@ -129,6 +156,12 @@ def central_actor(config: ServeConfig) -> Any:
         )
         .remote(config.wire_host, config.logs, config.trace_endpoint)
     )
+
+
+async def kill_central(config: ServeConfig) -> None:
+    """Kill its process; Ray starts it anew."""
+    central = await asyncio.to_thread(central_actor, config)
+    ray.kill(central, no_restart=False)
 
 
 async def locate_central(config: ServeConfig) -> Endpoint:

@@ -5,10 +5,12 @@ Only says what is deployed with which resources; what runs inside is in `group_r
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.group_replica import GroupReplica
@@ -20,6 +22,7 @@ APP_NAME = "blockyard"
 GROUP_DEPLOYMENT = "groups"
 INGRESS_DEPLOYMENT = "ingress"
 
+SCALING_POLICY = "blockyard.cluster.autoscale:ServedScaling"
 _SMALL_CPU = 0.1
 """Engines and ingresses wait for others most of the time."""
 _HEALTH_PERIOD_SECONDS = 2.0
@@ -66,7 +69,7 @@ def _groups(model: ServedModel) -> Application:
     engine_bundle = {"CPU": _SMALL_CPU} | _unit(config.group_resource)
     deployment = serve.deployment(
         name=model.deployment,
-        num_replicas=config.num_groups,
+        **_number(config),
         ray_actor_options={"num_cpus": _SMALL_CPU, "resources": _unit(config.group_resource)},
         placement_group_bundles=[engine_bundle, *([rank_bundle] * config.num_ranks)],
         # A node that offers the resource was made for a whole group.
@@ -77,6 +80,28 @@ def _groups(model: ServedModel) -> Application:
         graceful_shutdown_timeout_s=_grace_seconds(config),
     )(GroupReplica)
     return deployment.bind(config, model.uses_gpu)
+
+
+def _number(config: ServeConfig) -> dict[str, Any]:
+    """How many groups there are, in Serve's words: fixed, or as our policy says at each moment.
+
+    The policy knows all delays itself, so Serve's own are off.
+    """
+    policy = config.scaling
+    if policy is None:
+        return {"num_replicas": config.num_groups}
+    told = {"model": config.model.name, "places": config.max_running, "policy": asdict(policy)}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=policy.min_groups,
+            initial_replicas=config.first_groups,
+            max_replicas=policy.max_groups,
+            upscale_delay_s=0,
+            downscale_delay_s=0,
+            downscale_to_zero_delay_s=0,
+            policy=AutoscalingPolicy(policy_function=SCALING_POLICY, policy_kwargs=told),
+        )
+    }
 
 
 def _unit(resource: str | None) -> dict[str, float]:

@@ -21,10 +21,11 @@ from blockyard.cluster.messages import (
     Unbound,
 )
 from blockyard.cluster.standing_link import stay_linked
+from blockyard.cluster.waiting_room import Unplaced
 from blockyard.cluster.wire import Codec, Connection, Endpoint
 from blockyard.scheduler.request import RefusalCode, RequestRefused
 
-__all__ = ["BIND_SECONDS", "CentralBinder", "name_in_use"]
+__all__ = ["BIND_SECONDS", "CentralBinder", "name_in_use", "no_group"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,13 @@ def name_in_use() -> RequestRefused:
         RefusalCode.EXISTS,
         "a request of yours with this id is being served; choose another id or wait until it ends",
         "request_id",
+    )
+
+
+def no_group(model: str) -> RequestRefused:
+    """What a client is told whose model has no group."""
+    return RequestRefused(
+        RefusalCode.UNAVAILABLE, f"no group serves {model} at the moment; try again shortly"
     )
 
 
@@ -58,6 +66,7 @@ class CentralBinder:
         self._bindings: dict[int, asyncio.Future[str]] = {}
         self._tickets = count(1)
         self._names: set[str] = set()
+        self._unplaced: dict[str, int] = {}
 
     @property
     def linked(self) -> bool:
@@ -84,6 +93,12 @@ class CentralBinder:
         self._names.discard(name)
         if self._central is not None:
             self._central.post(Release(name))
+
+    def note_unplaced(self, model: str, requests: int) -> None:
+        """So many requests wait here for a group of a model; the central scheduler may get one."""
+        self._unplaced[model] = requests
+        if self._central is not None:
+            self._central.post(Unplaced(model, requests))
 
     async def bind(
         self,
@@ -133,6 +148,8 @@ class CentralBinder:
     async def _use(self, connection: Connection[ToIngress]) -> None:
         self._central = connection
         connection.post(AskGroups(tuple(self._names)))
+        for model, requests in self._unplaced.items():
+            connection.post(Unplaced(model, requests))
         try:
             while (message := await connection.receive()) is not None:
                 self._take(message)

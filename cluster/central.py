@@ -25,8 +25,11 @@ from blockyard.cluster.messages import (
     ToCentral,
     Unbound,
 )
+from blockyard.cluster.relief import Relieved, Reliever
 from blockyard.cluster.tracing import NO_TRACER, Tracer
+from blockyard.cluster.waiting_room import Unplaced
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
+from blockyard.scheduler.group_load import GroupLoad
 from blockyard.scheduler.placement import Candidate, choose_group
 from blockyard.scheduler.prefix_view import PrefixView
 from blockyard.scheduler.request import RefusalCode
@@ -52,11 +55,20 @@ class _Member:
     bound_at: float = 0.0
     """When a request was last bound to it."""
 
+    def post(self, message: object) -> None:
+        """Tell its engine."""
+        self.connection.post(message)
+
     def candidate_for(self, request: Bind) -> Candidate:
         """How it looks to a request: what of its prompt is known there, too."""
         if not request.block_keys or request.block_size != self.identity.block_size:
             return self.candidate
-        return replace(self.candidate, known_blocks=self.prefix.num_known(request.block_keys))
+        known = self.prefix.num_known(request.block_keys)
+        if not known:
+            return self.candidate
+        # Every group is looked at for every request: `replace` would take longer than the rest.
+        candidate = self.candidate
+        return Candidate(candidate.group_id, candidate.ledger, candidate.bound_tokens, known)
 
 
 class CentralScheduler:
@@ -68,10 +80,12 @@ class CentralScheduler:
         self._clock = clock
         self._tracer = tracer
         self._members: dict[str, _Member] = {}
-        self._ingresses: set[Connection[ToCentral]] = set()
+        # Each with how many of its requests wait for a group, by model.
+        self._ingresses: dict[Connection[ToCentral], dict[str, int]] = {}
         # What clients call their live requests, and the ingress that has each.
         self._names: dict[str, Connection[ToCentral]] = {}
         self._listener: Listener | None = None
+        self.reliever = Reliever(clock)
         self._starting = asyncio.Lock()
         self._draining = False
         self._closing = False
@@ -101,6 +115,18 @@ class CentralScheduler:
     def num_free_blocks(self) -> int:
         """Blocks that can be had now, in all groups together, as far as their books tell."""
         return sum(member.candidate.free_blocks for member in self._members.values())
+
+    def load(self, model: str, places: int) -> tuple[tuple[GroupLoad, ...], int]:
+        """How loaded the groups of a model are that take requests, and requests that wait for one.
+
+        `places` is the limit of running requests of each.
+        """
+        loads = tuple(
+            GroupLoad.of(group_id, member.candidate.ledger, places)
+            for group_id, member in self._members.items()
+            if member.identity.model.name == model and not member.draining
+        )
+        return loads, sum(waiting.get(model, 0) for waiting in self._ingresses.values())
 
     @property
     def names(self) -> frozenset[str]:
@@ -147,13 +173,18 @@ class CentralScheduler:
                         member.candidate = Candidate(member.identity.group_id, ledger)
                         member.draining = draining
                         member.prefix.apply(removed, stored)
+                        self._relieve(member.identity.model.name)
+                    case Relieved(requests) if member is not None:
+                        self.reliever.num_moved += requests
                     case Bind():
                         connection.post(self._traced_bind(connection, message))
                     case Release(name):
                         if self._names.get(name) is connection:
                             del self._names[name]
+                    case Unplaced(model, requests) if connection in self._ingresses:
+                        self._ingresses[connection][model] = requests
                     case AskGroups(names):
-                        self._ingresses.add(connection)
+                        self._ingresses.setdefault(connection, {})
                         for name in names:
                             self._names.setdefault(name, connection)
                         connection.post(self._groups())
@@ -163,7 +194,7 @@ class CentralScheduler:
         except WireError as error:
             logger.warning("a peer spoke out of turn: %s", error)
         finally:
-            self._ingresses.discard(connection)
+            self._ingresses.pop(connection, None)
             held = [name for name, holder in self._names.items() if holder is connection]
             for name in held:
                 del self._names[name]
@@ -199,11 +230,12 @@ class CentralScheduler:
     def _bind(self, connection: Connection[ToCentral], request: Bind) -> Bound | Unbound:
         if self._draining:
             return Unbound(request.ticket, RefusalCode.UNAVAILABLE, "the server is shutting down")
-        if request.name in self._names:
+        # One ingress asks again when the group it was sent to is not there.
+        if self._names.get(request.name, connection) is not connection:
             return Unbound(request.ticket, RefusalCode.EXISTS, "the name is in use")
         now = self._clock()
         for member in self._members.values():
-            if now - member.bound_at > BINDING_SECONDS:
+            if member.candidate.bound_tokens and now - member.bound_at > BINDING_SECONDS:
                 member.candidate = replace(member.candidate, bound_tokens=0)
         candidates = [
             member.candidate_for(request)
@@ -225,6 +257,16 @@ class CentralScheduler:
         if request.name:
             self._names[request.name] = connection
         return Bound(request.ticket, group_id)
+
+    def _relieve(self, model: str) -> None:
+        """Have requests that wait moved to where there is room, if there is."""
+        of_model = [m for m in self._members.values() if m.identity.model.name == model]
+        relief = self.reliever.relieve(of_model) if len(of_model) > 1 else None
+        if relief is not None:
+            taker = self._members[relief.taker]
+            taker.bound_at = self._clock()
+            bound = taker.candidate.bound_tokens + relief.tokens
+            taker.candidate = replace(taker.candidate, bound_tokens=bound)
 
     def _groups(self) -> Groups:
         identities = tuple(member.identity for member in self._members.values())

@@ -11,12 +11,15 @@ from collections.abc import Awaitable, Callable
 
 from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.messages import Drain, GroupIdentity, Join, LedgerPush
+from blockyard.cluster.relief import Relieve, Relieved
 from blockyard.cluster.standing_link import stay_linked
 from blockyard.cluster.wire import Codec, Connection, Endpoint
 
 __all__ = ["PUSH_SECONDS", "CentralLink"]
 
 PUSH_SECONDS = 0.05
+
+ToEngine = Drain | Relieve
 
 
 class CentralLink:
@@ -39,22 +42,27 @@ class CentralLink:
 
     async def run(self) -> None:
         """Stay linked until cancelled, or until the engine is lost."""
-        codec: Codec[Drain] = Codec(Drain)
+        codec: Codec[ToEngine] = Codec(ToEngine)
         await stay_linked(self._locate, codec, self._use, lambda: self._server.lost is None)
 
-    async def _use(self, connection: Connection[Drain]) -> None:
+    async def _use(self, connection: Connection[ToEngine]) -> None:
         server = self._server
         server.engine.take_prefix_events()  # what changed before now is in the keys of now
         keys = server.engine.prefix_keys()
         connection.post(Join(self._identity, server.ledger(), server.draining, keys))
         pusher = asyncio.create_task(self._push(connection), name="ledger-push")
         try:
-            while await connection.receive() is not None:
-                server.start_drain()
+            while (message := await connection.receive()) is not None:
+                match message:
+                    case Drain():
+                        server.start_drain()
+                    case Relieve(taker, requests, tokens):
+                        moved = server.yield_requests(taker, requests, tokens)
+                        connection.post(Relieved(moved))
         finally:
             pusher.cancel()
 
-    async def _push(self, connection: Connection[Drain]) -> None:
+    async def _push(self, connection: Connection[ToEngine]) -> None:
         server = self._server
         with contextlib.suppress(OSError):  # whoever receives notices the end, too
             while True:

@@ -7,9 +7,12 @@ from typing import Annotated
 import typer
 
 from blockyard.cluster.commands.bench import bench_app
+from blockyard.cluster.commands.bench_cluster import bench_cluster
 from blockyard.cluster.commands.bench_cpu import bench_end_to_end, bench_linear
 from blockyard.cluster.commands.bench_serve import bench_serve
 from blockyard.cluster.commands.calibrate import calibrate
+from blockyard.cluster.commands.chaos import chaos
+from blockyard.cluster.commands.config import config_app
 from blockyard.cluster.commands.demo import demo
 from blockyard.cluster.commands.doctor import doctor
 from blockyard.cluster.commands.generate import generate
@@ -44,10 +47,13 @@ app.command("record")(record)
 app.command("replay")(replay)
 app.command("calibrate")(calibrate)
 app.command("doctor")(doctor)
+app.command("chaos")(chaos)
 app.add_typer(model_app, name="model")
+app.add_typer(config_app, name="config")
 bench_app.command("linear")(bench_linear)
 bench_app.command("e2e")(bench_end_to_end)
 bench_app.command("serve")(bench_serve)
+bench_app.command("cluster")(bench_cluster)
 app.add_typer(bench_app, name="bench")
 
 

@@ -14,6 +14,7 @@ from blockyard.scheduler.config import (
     SchedulerConfig,
     Speculation,
 )
+from blockyard.scheduler.scaling import ScalingPolicy
 from blockyard.workers.config import DEVICES, DTYPES, WEIGHTS, WorkerConfig, WorkerKind
 from blockyard.workers.description import ModelDescription
 
@@ -37,6 +38,9 @@ class ServeConfig:
             `speech_format`; auto tells it from the chat template.
         num_groups: copies of the model.
         num_ranks: workers in each group.
+        min_groups, max_groups: bounds between which the number of groups follows the load, in place
+            of `num_groups`; a minimum of 0 lets an idle model go to none. None: it stays.
+        scale_queue_seconds, scale_quiet_seconds, scale_idle_seconds: see `ScalingPolicy`.
         grpc_host, grpc_port: where each ingress listens for clients.
         http_host, http_port: where each ingress listens for clients of OpenAI's API; a port of None
             turns it off.
@@ -50,6 +54,9 @@ class ServeConfig:
         serve_grpc_port: port of Ray Serve's own gRPC proxy; None leaves the proxy off.
         drain_seconds: most time for live requests to end at shutdown.
         stall_seconds: a group that has work but finished no step for so long is unhealthy.
+        resume_seconds: how long a live request waits for another group when its own is lost, and
+            a new one for the first group of a model that has gone to none.
+        allow_chaos: whether anybody who reaches an ingress may have things go wrong, for tests.
         num_ingresses: processes that listen for clients, each on a node of its own.
         group_resource, ingress_resource, central_resource: name of a Ray resource, of which a
             group, an ingress or the central scheduler takes one unit, so that it runs on nodes
@@ -78,6 +85,11 @@ class ServeConfig:
     reasoning_parser: str = "auto"
     num_groups: int = 1
     num_ranks: int = 1
+    min_groups: int | None = None
+    max_groups: int | None = None
+    scale_queue_seconds: float = 2.0
+    scale_quiet_seconds: float = 120.0
+    scale_idle_seconds: float = 300.0
     grpc_host: str = LOOPBACK
     grpc_port: int = DEFAULT_GRPC_PORT
     http_host: str = LOOPBACK
@@ -90,6 +102,8 @@ class ServeConfig:
     serve_grpc_port: int | None = None
     drain_seconds: float = 30.0
     stall_seconds: float = 120.0
+    resume_seconds: float = 60.0
+    allow_chaos: bool = False
     num_ingresses: int = 1
     group_resource: str | None = None
     ingress_resource: str | None = None
@@ -117,7 +131,7 @@ class ServeConfig:
             raise ValueError(
                 f"num_host_blocks is {self.num_host_blocks}; it must be 0 (no swapping) or more"
             )
-        for name in ("drain_seconds", "stall_seconds"):
+        for name in ("drain_seconds", "stall_seconds", "resume_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
         for name in ("api_keys_file", "tls"):
@@ -126,7 +140,27 @@ class ServeConfig:
                     f"{name} and serve_grpc_port do not go together: Ray Serve's own proxy "
                     "checks no keys and speaks no TLS"
                 )
-        _ = self.scheduler  # its own checks
+        _ = self.scheduler, self.scaling  # their own checks
+
+    @property
+    def scaling(self) -> ScalingPolicy | None:
+        """How the number of groups follows the load; None when it does not."""
+        if self.max_groups is None:
+            if self.min_groups is not None:
+                raise ValueError(f"min_groups is {self.min_groups} without max_groups; give both")
+            return None
+        return ScalingPolicy(
+            min_groups=1 if self.min_groups is None else self.min_groups,
+            max_groups=self.max_groups,
+            queue_seconds=self.scale_queue_seconds,
+            quiet_seconds=self.scale_quiet_seconds,
+            idle_seconds=self.scale_idle_seconds,
+        )
+
+    @property
+    def first_groups(self) -> int:
+        """Groups that are started first; one at least, so that it is known whether it can be."""
+        return self.num_groups if self.scaling is None else max(1, self.scaling.min_groups)
 
     @property
     def scheduler(self) -> SchedulerConfig:

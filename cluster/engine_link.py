@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.group_books import GroupBooks
+from blockyard.cluster.chaos.faults import Disturb, Disturbed, Fault
 from blockyard.cluster.engine_stream import EngineStream, first_words_first
 from blockyard.cluster.messages import (
     Abort,
@@ -30,6 +31,7 @@ from blockyard.cluster.messages import (
     Updates,
     YardAnswer,
 )
+from blockyard.cluster.relief import RequestMoved, Yielded
 from blockyard.cluster.served_request import AskRequests, RequestsAnswer, ServedRequest
 from blockyard.cluster.wire import Codec, Connection, Endpoint, WireError, connect
 from blockyard.scheduler.request import (
@@ -66,6 +68,7 @@ class EngineLink:
         self._yards: dict[int, asyncio.Future[YardMap]] = {}
         self._arrivals: dict[int, asyncio.Future[ArrivalBatch]] = {}
         self._found: dict[int, asyncio.Future[tuple[ServedRequest, ...]]] = {}
+        self._faults: dict[int, asyncio.Future[Disturbed]] = {}
         self._tickets = count(1)
         self._open = True
         self._gone_message = _GONE_MESSAGE
@@ -166,10 +169,22 @@ class EngineLink:
             self._found, lambda ticket: AskRequests(ticket, tenant, name, call_off)
         )
 
+    async def disturb(self, fault: Fault, rank: int, seconds: float) -> str:
+        """Have the group disturbed; what was done. Raises like `books`.
+
+        Raises:
+            LookupError: the engine does not allow it, or has no such rank.
+        """
+        asked = self._ask(self._faults, lambda ticket: Disturb(ticket, fault, rank, seconds))
+        answer = await asked
+        if answer.refused:
+            raise LookupError(answer.refused)
+        return answer.done
+
     async def _ask(
         self,
         answers: dict[int, asyncio.Future[Answer]],
-        question: Callable[[int], AskLedger | AskYard | AskArrivals | AskRequests],
+        question: Callable[[int], AskLedger | AskYard | AskArrivals | AskRequests | Disturb],
     ) -> Answer:
         if not self._open:
             raise RequestRefused(RefusalCode.UNAVAILABLE, self._gone_message)
@@ -216,6 +231,10 @@ class EngineLink:
                 stream = self._submissions.get(ticket)
                 if stream is not None and self._forget(stream):
                     stream.refuse(RequestRefused(code, text, field))
+            case Yielded(request_ids, taker):
+                for stream in map(self._streams.get, request_ids):
+                    if stream is not None and self._forget(stream):
+                        stream.refuse(RequestMoved(taker))
             case Lost(text):
                 self._gone_message = text
             case LedgerAnswer(ticket, books):
@@ -224,6 +243,8 @@ class EngineLink:
                 _settle(self._found.get(ticket), requests)
             case YardAnswer(ticket, yard):
                 _settle(self._yards.get(ticket), yard)
+            case Disturbed(ticket):
+                _settle(self._faults.get(ticket), message)
             case ArrivalsAnswer(ticket, batch):
                 _settle(self._arrivals.get(ticket), batch)
 
@@ -254,6 +275,7 @@ class EngineLink:
             *self._yards.values(),
             *self._arrivals.values(),
             *self._found.values(),
+            *self._faults.values(),
         )
         for answer in waiting:
             if not answer.done():

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from blockyard.cluster.books.arrival_log import ArrivalLog
+from blockyard.cluster.chaos.faults import Disturb, Disturbed
 from blockyard.cluster.engine import Engine
 from blockyard.cluster.engine_books import AskMemory, EngineBooks
 from blockyard.cluster.group import Group
@@ -29,11 +30,13 @@ from blockyard.cluster.messages import (
     Updates,
 )
 from blockyard.cluster.outbox import Outbox
+from blockyard.cluster.relief import Yielded
 from blockyard.cluster.request_desk import RequestDesk
 from blockyard.cluster.served_request import AskRequests, RequestsAnswer
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.rank_facts import GroupFacts
+from blockyard.scheduler.relief import choose_yielding
 from blockyard.scheduler.request import RequestRefused, RequestUpdate
 from blockyard.scheduler.scheduler import Scheduler
 
@@ -71,7 +74,10 @@ class EngineServer:
         ask_memory: AskMemory | None,
         repair: Callable[[], Awaitable[Group]] | None = None,
     ) -> None:
+        self.disturb: Callable[[Disturb], str] | None = None
+        """Makes faults, where they are allowed."""
         self._owners: dict[str, _Reader] = {}
+        self._readers: list[_Reader] = []
         self._draining = False
         self.engine = Engine(scheduler, group, self._deliver, self._lose, on_change, repair)
         self._loop_task: asyncio.Task[None] | None = None
@@ -140,6 +146,24 @@ class EngineServer:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
 
+    def yield_requests(self, taker: str, requests: int, tokens: int) -> int:
+        """Let go of some that wait here, for their ingresses to take to a group that has room.
+
+        How many those are; `requests` and `tokens` are the most.
+        """
+        chosen = choose_yielding(self.engine._scheduler, requests, tokens)
+        for request_id in chosen:
+            reader = self._owners[request_id]
+            reader.post_news()  # all that was produced here comes before
+            reader.connection.post(Yielded((request_id,), taker))
+            self._abort(reader, request_id, None)
+        return len(chosen)
+
+    def drop_wires(self) -> None:
+        """Hang up on every ingress; each may come back."""
+        for reader in self._readers:
+            reader.connection.abort()
+
     def check(self) -> None:
         """Prove the engine's invariants, and that each owned request is owned once."""
         self.engine.check()
@@ -151,6 +175,7 @@ class EngineServer:
 
     async def _serve_ingress(self, connection: Connection[IngressToEngine]) -> None:
         reader = _Reader(connection)
+        self._readers.append(reader)
         sender = asyncio.create_task(self._send(reader), name="engine-sender")
         try:
             while (message := await connection.receive()) is not None:
@@ -164,6 +189,7 @@ class EngineServer:
                 connection.post(Lost(_LOST_MESSAGE))
             raise
         finally:
+            self._readers.remove(reader)
             sender.cancel()
             for request_id in list(reader.request_ids):
                 self._abort(reader, request_id, None)
@@ -183,8 +209,18 @@ class EngineServer:
                 steps = self.engine.step_log.take()
                 batch = replace(self._arrivals.take(after), steps=steps)
                 reader.connection.post(ArrivalsAnswer(ticket, batch))
+            case Disturb():
+                reader.connection.post(self._disturb(message))
             case AskYard():
                 self._books.draw(reader.connection, message)
+
+    def _disturb(self, asked: Disturb) -> Disturbed:
+        if self.disturb is None:
+            return Disturbed(asked.ticket, "", "this cluster was not started with faults allowed")
+        try:
+            return Disturbed(asked.ticket, self.disturb(asked))
+        except LookupError as error:
+            return Disturbed(asked.ticket, "", str(error.args[0]))
 
     def _submit(self, reader: _Reader, message: Submit | Resume) -> Submitted | Refused:
         try:

@@ -13,7 +13,7 @@ from blockyard.workers.config import WorkerConfig, WorkerKind, WorkerProfile
 
 __all__ = ["GroupRanks"]
 
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 8.0
 """A rank that does not answer for so long is taken for dead."""
 
 

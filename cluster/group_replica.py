@@ -22,12 +22,14 @@ from blockyard.cluster.actors import (
 from blockyard.cluster.books.group_books import facts_of
 from blockyard.cluster.books.request_spans import RequestSpans
 from blockyard.cluster.central_link import CentralLink
+from blockyard.cluster.chaos.engine_faults import EngineFaults
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.garbage import collect_rarely
 from blockyard.cluster.group_ranks import GroupRanks
 from blockyard.cluster.logs import start_logging
 from blockyard.cluster.messages import GroupIdentity
+from blockyard.cluster.rank_watch import RankWatch
 from blockyard.cluster.tracing import make_tracer
 from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.scheduler.cost_model import RateMeter
@@ -45,6 +47,7 @@ class GroupReplica:
     async def __init__(self, config: ServeConfig, uses_gpu: bool) -> None:  # type: ignore[misc]
         self._config = config
         start_logging(config.logs)
+        self._forming = False
         self._group_id = f"group-{uuid.uuid4().hex[:8]}"
         self._tracer = make_tracer(config.trace_endpoint, "engine")
         self._spans = RequestSpans(self._tracer, self._group_id)
@@ -60,7 +63,7 @@ class GroupReplica:
         self._note("starting workers")
         self._launch = partial(launch_worker, config, uses_gpu=uses_gpu)
         self._workers = [self._launch(rank + 1) for rank in range(config.num_ranks)]
-        machines = await asyncio.gather(*(worker.call("machine") for worker in self._workers))
+        machines = await asyncio.gather(*(worker.machine() for worker in self._workers))
         configs = [config.worker(rank) for rank in range(config.num_ranks)]
         self._ranks = GroupRanks(self._workers, configs, machines, self._note)
         self._group = await self._ranks.start()
@@ -78,6 +81,10 @@ class GroupReplica:
         )
         if self._tracer.on:
             self._server.engine.listen(self._spans)
+        if config.allow_chaos:
+            self._server.disturb = EngineFaults(
+                self._server, lambda: self._workers, lambda: self._group
+            )
         endpoint = self._server.endpoint
         identity = GroupIdentity(
             group_id=self._group_id,
@@ -92,6 +99,8 @@ class GroupReplica:
         locate = partial(locate_central, config)
         link = CentralLink(self._server, identity, locate, changed)
         self._link = asyncio.create_task(link.run(), name="central-link")
+        watch = RankWatch(self._server.engine.stalled_seconds, self._watched, self._end_rank)
+        self._watch = asyncio.create_task(watch.run(), name="rank-watch")
         collect_rarely()
         logger.info(
             "%s serves %s with %d blocks and %d in host memory",
@@ -105,22 +114,35 @@ class GroupReplica:
         """Called by Serve; raising has the replica replaced."""
         if self._server.lost is not None:
             raise RuntimeError(f"{self._group_id}: {self._server.lost}")
-        if self._link.done():
-            raise RuntimeError(f"{self._group_id}: the link to the central scheduler has ended")
+        if self._link.done() or self._watch.done():
+            raise RuntimeError(f"{self._group_id}: what keeps it in touch with others has ended")
         stalled = self._server.engine.stalled_seconds()
         if stalled > self._config.stall_seconds:
             raise RuntimeError(f"{self._group_id} has work but took no step for {stalled:.0f} s")
 
     async def _repair(self) -> WorkerGroup:
         """Start ranks in the place of those that died, in the same bundles, and form the group."""
-        await self._group.close()
-        self._group = await self._ranks.reform(self._replacement)
+        self._forming = True
+        try:
+            await self._group.close()
+            self._group = await self._ranks.reform(self._replacement)
+        finally:
+            self._forming = False
         return self._group
+
+    def _watched(self) -> list[ActorRank]:
+        # Who starts, loads or waits for the others has better things to do than answer.
+        return [] if self._forming or self._group.lost else self._workers
+
+    def _end_rank(self, rank: int) -> None:
+        self._workers[rank].kill()
+        self._group.lose(f"rank {rank} was stuck and has been ended")
 
     async def _replacement(self, rank: int) -> ActorRank:
         # Whoever does not answer is not to come back to a group that has another in its place.
         self._workers[rank].kill()
         self._workers[rank] = self._launch(rank + 1)
+        await self._workers[rank].machine()
         return self._workers[rank]
 
     async def _ask_memory(self) -> tuple[AllocatorMemory | None, ...]:
@@ -146,8 +168,9 @@ class GroupReplica:
                 self._group_id,
                 self._config.drain_seconds,
             )
-        self._link.cancel()
-        await asyncio.gather(self._link, return_exceptions=True)
+        for task in (self._link, self._watch):
+            task.cancel()
+        await asyncio.gather(self._link, self._watch, return_exceptions=True)
         await server.close()
         await self._group.close()
         self._spans.close()

@@ -12,9 +12,11 @@ import grpc
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from blockyard.cluster.chaos.chaos_api import ChaosApi
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.grpc_api import SERVED_SERVICES, ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.grpc_handlers import (
+    add_chaos_to_server,
     add_cluster_to_server,
     add_generation_to_server,
     add_health_to_server,
@@ -68,6 +70,7 @@ class GrpcFront:
         health_watch_interval_seconds: float = 1.0,
         keys: KeyRing | None = None,
         observer: RequestObserver | None = None,
+        chaos: ChaosApi | None = None,
     ) -> None:
         """With `keys` every call but those for health and reflection must show one of them."""
         keys = keys if keys is not None else KeyRing()
@@ -80,6 +83,8 @@ class GrpcFront:
         add_generation_to_server(_GenerationServicer(generation, keys), self._server)
         self._cluster = ClusterApi(dispatcher, tokenizers)
         add_cluster_to_server(_ClusterServicer(self._cluster), self._server)
+        if chaos is not None:
+            add_chaos_to_server(_ChaosServicer(chaos), self._server)
         add_health_to_server(
             _HealthServicer(HealthApi(dispatcher, health_watch_interval_seconds)), self._server
         )
@@ -163,6 +168,14 @@ class _ClusterServicer:
 
     async def GetModel(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.get_model(request), context)
+
+
+class _ChaosServicer:
+    def __init__(self, api: ChaosApi) -> None:
+        self._api = api
+
+    async def Disturb(self, request: Any, context: Any) -> Any:
+        return await _answer(self._api.disturb(request), context)
 
 
 class _HealthServicer:

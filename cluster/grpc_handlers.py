@@ -11,9 +11,14 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from blockyard.cluster.request.malformed_message import tolerant_parser
-from blockyard.protos import cluster_pb2, generation_pb2
+from blockyard.protos import chaos_pb2, cluster_pb2, generation_pb2
 
-__all__ = ["add_cluster_to_server", "add_generation_to_server", "add_health_to_server"]
+__all__ = [
+    "add_chaos_to_server",
+    "add_cluster_to_server",
+    "add_generation_to_server",
+    "add_health_to_server",
+]
 
 
 def add_generation_to_server(servicer: Any, server: Any) -> None:
@@ -47,6 +52,13 @@ def add_cluster_to_server(servicer: Any, server: Any) -> None:
         },
         server,
     )
+
+
+def add_chaos_to_server(servicer: Any, server: Any) -> None:
+    """Register `blockyard.v1.Chaos`."""
+    service = chaos_pb2.DESCRIPTOR.services_by_name["Chaos"]
+    handlers = {"Disturb": _unary(servicer.Disturb, chaos_pb2.DisturbRequest)}
+    _add(service.full_name, handlers, server)
 
 
 def add_health_to_server(servicer: Any, server: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from blockyard.cluster.binder import CentralBinder
+from blockyard.cluster.binder import CentralBinder, no_group
 from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.request_meter import RequestMeter
 from blockyard.cluster.dispatch import GroupReport, GroupYard, TokenStream
@@ -22,6 +22,7 @@ from blockyard.cluster.journal import Journal
 from blockyard.cluster.messages import GroupIdentity, Groups
 from blockyard.cluster.resuming_stream import ResumingStream
 from blockyard.cluster.served_request import ServedRequest
+from blockyard.cluster.waiting_room import WaitingRoom
 from blockyard.cluster.wire import Endpoint
 from blockyard.scheduler.block_keys import PromptKeys
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
@@ -54,11 +55,21 @@ class ClusterDispatcher:
         self,
         models: tuple[ModelDescription, ...],
         locate: Callable[[], Awaitable[Endpoint]],
+        resume_seconds: float = 0.0,
+        on_demand: Collection[str] = (),
     ) -> None:
+        """Reach groups of `models`; `locate` finds the central scheduler.
+
+        A live request whose group is lost waits up to `resume_seconds` for one that can go on with
+        it; a new one waits as long if its model is one of those whose groups come `on_demand`.
+        """
         self._models = models
+        self._resume_seconds = resume_seconds
+        self._on_demand = frozenset(on_demand)
         self._groups = GroupLinks()
         self._meter = RequestMeter()
         self._binder = CentralBinder(locate, self._take_groups)
+        self._room = WaitingRoom(self._binder.note_unplaced)
         self._draining = False
 
     def models(self) -> tuple[ModelDescription, ...]:
@@ -75,11 +86,18 @@ class ClusterDispatcher:
         """Whether the central scheduler is there."""
         return self._binder.linked
 
+    @property
+    def links(self) -> GroupLinks:
+        """Its connections to engines."""
+        return self._groups
+
     async def ready(self) -> bool:
-        """Whether traffic is welcome: not draining, and each model has a group."""
+        """Whether traffic is welcome: not draining, and each model has a group or gets one."""
         if self._draining:
             return False
         served = {identity.model.name for identity in self._groups.groups.values()}
+        if self._binder.linked:
+            served |= self._on_demand
         return all(model.name in served for model in self._models)
 
     @property
@@ -112,7 +130,8 @@ class ClusterDispatcher:
 
         began_at = time.monotonic()
         try:
-            group_id, stream = await self._place(asked)
+            seconds = self._resume_seconds if model in self._on_demand else 0.0
+            group_id, stream = await self._find_place(asked, seconds)
         except BaseException:
             end()
             raise
@@ -121,12 +140,13 @@ class ClusterDispatcher:
         journal = Journal(spec, max_tokens, began_at)
         lost: list[str] = []
 
-        async def move() -> EngineStream:
+        async def move(taker: str) -> EngineStream:
             nonlocal group_id
-            lost.append(group_id)
-            snapshot = journal.snapshot(time.monotonic())
-            assert snapshot is not None  # or nobody would ask
-            group_id, moved = await self._place(asked, snapshot, lost)
+            if not taker:
+                lost.append(group_id)
+            group_id, moved = await self._find_place(
+                asked, self._resume_seconds, journal, lost, taker
+            )
             return moved
 
         return ResumingStream(stream, journal, move, end)
@@ -195,12 +215,38 @@ class ClusterDispatcher:
     def _take_groups(self, message: Groups) -> None:
         self._groups.take(message.groups)
         self._draining = message.draining
+        self._room.note_change()
+
+    async def _find_place(
+        self,
+        asked: _Asked,
+        seconds: float,
+        journal: Journal | None = None,
+        lost: Collection[str] = (),
+        taker: str = "",
+    ) -> tuple[str, EngineStream]:
+        """Have a group take a request; while there is none that can, wait so long for one."""
+
+        def snapshot() -> RequestSnapshot | None:
+            return None if journal is None else journal.snapshot(time.monotonic())
+
+        def wanted() -> bool:
+            return not self._draining and (journal is None or bool(journal.choices))
+
+        try:
+            return await self._place(asked, snapshot(), lost, taker)
+        except RequestRefused as refusal:
+            # What was lost may be back by then: its ranks replaced, or the wire made again.
+            return await self._room.retry(
+                asked.model, seconds, refusal, lambda: self._place(asked, snapshot()), wanted
+            )
 
     async def _place(
         self,
         asked: _Asked,
         snapshot: RequestSnapshot | None = None,
         lost: Collection[str] = (),
+        taker: str = "",
     ) -> tuple[str, EngineStream]:
         """Have a group take a request, or go on with it from its snapshot; none of those `lost`."""
         model, keys = asked.model, asked.keys
@@ -209,7 +255,7 @@ class ClusterDispatcher:
         hints = keys.of(block_size) if keys is not None and block_size else ()
         # A request that is moved holds its name already.
         name = asked.name if snapshot is None else ""
-        group_id = await self._binder.bind(
+        group_id = taker or await self._binder.bind(
             model, known, hints, block_size, name, asked.spec.traceparent
         )
         if group_id is None and self._draining:
@@ -220,7 +266,7 @@ class ClusterDispatcher:
             if group_id is None or group_id in tried:
                 group_id = self._groups.least_loaded(model, tried)
             if group_id is None:
-                raise refusal or _nobody(model)
+                raise refusal or no_group(model)
             tried.add(group_id)
             try:
                 link = await self._groups.link(group_id)
@@ -251,9 +297,3 @@ class ClusterDispatcher:
             return GroupYard(report, None)
         link = await self._groups.link(identity.group_id)
         return GroupYard(report, await link.draw_yard(max_cells))
-
-
-def _nobody(model: str) -> RequestRefused:
-    return RequestRefused(
-        RefusalCode.UNAVAILABLE, f"no group serves {model} at the moment; try again shortly"
-    )

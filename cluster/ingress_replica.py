@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from blockyard.cluster.actors import locate_central
+from blockyard.cluster.actors import kill_central, locate_central
 from blockyard.cluster.books.metrics_endpoint import MetricsEndpoint
+from blockyard.cluster.chaos.chaos_api import ChaosApi
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.dashboard.yard_feed import YardFeed
 from blockyard.cluster.dashboard.yard_routes import yard_routes
@@ -63,7 +64,8 @@ class IngressReplica:
             for each in configs
         }
         locate = partial(locate_central, config)
-        self._dispatcher = ClusterDispatcher(models, locate)
+        on_demand = [each.model.name for each in configs if each.min_groups == 0]
+        self._dispatcher = ClusterDispatcher(models, locate, config.resume_seconds, on_demand)
         self._link = asyncio.create_task(self._dispatcher.run(), name="central-link")
         self._generation = GenerationApi(
             GenerationService(self._dispatcher, tokenizers, observer=observer),
@@ -76,7 +78,10 @@ class IngressReplica:
         keys = KeyRing()
         if config.api_keys_file is not None:
             keys = KeyRing(read_api_keys(Path(config.api_keys_file)))
-        self._front = GrpcFront(self._dispatcher, tokenizers, keys=keys, observer=observer)
+        chaos = ChaosApi(self._dispatcher.links, self._kill_central) if config.allow_chaos else None
+        self._front = GrpcFront(
+            self._dispatcher, tokenizers, keys=keys, observer=observer, chaos=chaos
+        )
         port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}", config.tls)
         logger.info("the ingress listens on port %d", port)
         self._yard = YardFeed(self._dispatcher)
@@ -158,6 +163,9 @@ class IngressReplica:
         async with aclosing(messages):
             async for message in messages:
                 yield message
+
+    async def _kill_central(self) -> None:
+        await kill_central(self._config)
 
     async def check_health(self) -> None:
         """Called by Serve; raising has the replica replaced."""

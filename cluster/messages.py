@@ -1,14 +1,16 @@
-"""Every message on our wires, by channel. Values only; `wire.py` carries them.
+"""Every message on our wires, by channel: engine to worker, ingress to engine, both to central.
 
-Channels: engine to worker, ingress to engine, engine and ingress to the central scheduler. A
-`ticket` pairs an answer with its question on one connection.
+Values only; `wire.py` carries them. A `ticket` pairs an answer with its question on a connection.
 """
 
 import msgspec
 
 from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.group_books import GroupBooks
+from blockyard.cluster.chaos.faults import Disturb, Disturbed
+from blockyard.cluster.relief import Relieved, Yielded
 from blockyard.cluster.served_request import AskRequests, RequestsAnswer
+from blockyard.cluster.waiting_room import Unplaced
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RefusalCode, RequestSpec, RequestUpdate
@@ -187,17 +189,10 @@ class YardAnswer(_Message, frozen=True):
     yard: YardMap
 
 
-IngressToEngine = Submit | Resume | Abort | AskLedger | AskYard | AskArrivals | AskRequests
-EngineToIngress = (
-    Submitted
-    | Refused
-    | Updates
-    | Lost
-    | LedgerAnswer
-    | YardAnswer
-    | ArrivalsAnswer
-    | RequestsAnswer
-)
+_Questions = AskLedger | AskYard | AskArrivals | AskRequests | Disturb
+_Answers = LedgerAnswer | YardAnswer | ArrivalsAnswer | RequestsAnswer | Disturbed
+IngressToEngine = Submit | Resume | Abort | _Questions
+EngineToIngress = Submitted | Refused | Updates | Lost | Yielded | _Answers
 
 
 # --- to and from the central scheduler ------------------------------------------------------------
@@ -294,5 +289,5 @@ class Groups(_Message, frozen=True):
     draining: bool
 
 
-ToCentral = Join | LedgerPush | Bind | Release | AskGroups
+ToCentral = Join | LedgerPush | Relieved | Bind | Release | Unplaced | AskGroups
 ToIngress = Bound | Unbound | Groups

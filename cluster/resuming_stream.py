@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.journal import Journal
 from blockyard.cluster.logs import fields
+from blockyard.cluster.relief import RequestMoved
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestUpdate
 
 __all__ = ["MAX_MOVES", "ResumingStream"]
@@ -17,7 +18,9 @@ __all__ = ["MAX_MOVES", "ResumingStream"]
 logger = logging.getLogger(__name__)
 
 MAX_MOVES = 3
-"""Groups that a request may lose before its client is told."""
+"""Groups that a request may lose one after the other before its client is told."""
+ENOUGH_TOKENS = 64
+"""After so many more tokens it was not this request that brought the last group down."""
 
 
 class ResumingStream:
@@ -26,8 +29,8 @@ class ResumingStream:
     Args:
         stream: of the group that has taken the request.
         journal: of the request.
-        move: has another group go on with what the journal holds; raises `RequestRefused` when none
-            can.
+        move: has another group go on with what the journal holds, the one of that id if it is
+            given; raises `RequestRefused` when none can.
         end: called once, when nothing more is wanted or comes.
     """
 
@@ -35,7 +38,7 @@ class ResumingStream:
         self,
         stream: EngineStream,
         journal: Journal,
-        move: Callable[[], Awaitable[EngineStream]],
+        move: Callable[[str], Awaitable[EngineStream]],
         end: Callable[[], None],
     ) -> None:
         self._stream = stream
@@ -49,10 +52,11 @@ class ResumingStream:
         Raises:
             RequestRefused: the engine was lost, and no other can go on with the request.
         """
-        moves = 0
+        moves = tokens = 0
         while True:
             try:
                 async for update in self._stream:
+                    tokens += len(update.token_ids)
                     self._journal.add(update)
                     if not self._journal.choices:
                         self._finish()
@@ -61,7 +65,9 @@ class ResumingStream:
             except RequestRefused as lost:
                 if not self._journal.choices:
                     return
-                moves += 1
+                if not isinstance(lost, RequestMoved):
+                    moves = 1 if tokens >= ENOUGH_TOKENS else moves + 1
+                    tokens = 0
                 if lost.code is not RefusalCode.UNAVAILABLE or moves > MAX_MOVES:
                     self._finish()
                     raise
@@ -79,7 +85,8 @@ class ResumingStream:
         wanted = self._journal.choices
         named = fields(request_id=self._stream.request_id)
         try:
-            self._stream = await self._move()
+            taker = lost.taker if isinstance(lost, RequestMoved) else ""
+            self._stream = await self._move(taker)
         except RequestRefused as refusal:
             logger.warning("no group can go on with a request: %s", refusal, extra=named)
             self._finish()

@@ -187,7 +187,7 @@ def _cause(messages: list[str]) -> str:
 def _uses_gpu(config: ServeConfig) -> bool:
     """Whether ranks need a GPU each: asked for, or there are enough in the cluster."""
     gpus = int(ray.cluster_resources().get("GPU", 0))
-    needed = config.num_groups * config.num_ranks
+    needed = config.first_groups * config.num_ranks
     if config.device == "cuda" and gpus < needed:
         raise StartFailed(
             f"--device cuda: GPUs needed: {needed}, in the cluster: {gpus}; "

@@ -20,9 +20,9 @@ from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_mod
 from blockyard.workers.config import WorkerKind
 from blockyard.workers.description import describe_model
 
-__all__ = ["build", "served_models"]
+__all__ = ["OWN_OF_A_MODEL", "SHARED", "build", "served_models"]
 
-_OWN_OF_A_MODEL = frozenset(
+OWN_OF_A_MODEL = frozenset(
     {
         *(
             "device",
@@ -36,10 +36,12 @@ _OWN_OF_A_MODEL = frozenset(
         *("threads", "max_running", "max_step_tokens", "max_waiting", "preemption"),
         *("pipeline_depth", "speculate", "tool_call_parser", "reasoning_parser"),
         *("num_groups", "num_ranks", "stall_seconds", "group_resource"),
+        *("min_groups", "max_groups"),
+        *("scale_queue_seconds", "scale_quiet_seconds", "scale_idle_seconds"),
     }
 )
 _NOT_FROM_ARGS = frozenset({"model", "kind"})
-_SHARED = frozenset(field.name for field in fields(ServeConfig)) - _OWN_OF_A_MODEL - _NOT_FROM_ARGS
+SHARED = frozenset(field.name for field in fields(ServeConfig)) - OWN_OF_A_MODEL - _NOT_FROM_ARGS
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -62,7 +64,7 @@ def served_models(args: Mapping[str, Any]) -> tuple[ServedModel, ...]:
     listed = args.get("models")
     if not isinstance(listed, list) or not listed:
         raise ValueError("models is missing or empty; list at least one, each with `model`")
-    shared = _known({key: args[key] for key in args if key != "models"}, _SHARED, "args")
+    shared = _known({key: args[key] for key in args if key != "models"}, SHARED, "args")
     return tuple(
         _served_model(entry, f"models[{index}]", shared) for index, entry in enumerate(listed)
     )
@@ -76,7 +78,7 @@ def _served_model(entry: Any, place: str, shared: Mapping[str, Any]) -> ServedMo
     directory = resolve_model(model, None, SilentProgress())
     name = values.pop("name", directory.name if Path(model).is_dir() else model)
     deployment = values.pop("deployment", GROUP_DEPLOYMENT)
-    values = _known(values, _OWN_OF_A_MODEL, place)
+    values = _known(values, OWN_OF_A_MODEL, place)
     try:
         if "preemption" in values:
             values["preemption"] = PreemptionPolicy(values["preemption"])

@@ -138,6 +138,12 @@ class Connection(Generic[Received]):
             return None
         return self._codec.decode(payload)
 
+    def hold(self, seconds: float) -> None:
+        """Hear nothing for so long; what the peer sends meanwhile comes after it."""
+        transport = self._reader._transport  # type: ignore[attr-defined]
+        transport.pause_reading()
+        asyncio.get_running_loop().call_later(seconds, transport.resume_reading)
+
     def abort(self) -> None:
         """Drop the connection at once, with whatever was not sent yet; `receive` then ends."""
         self._writer.transport.abort()

@@ -100,6 +100,18 @@ class WorkerGroup:
             raise GroupLost(self._lost or f"a rank's connection broke: {error}") from error
         return result
 
+    def lose(self, reason: str) -> None:
+        """Somebody knows that a rank is lost although its connection says nothing."""
+        self._lose(reason)
+
+    def drop_wire(self, rank: int) -> None:
+        """Break the connection to a rank."""
+        self._connections[rank].abort()
+
+    def hold_wire(self, rank: int, seconds: float) -> None:
+        """Hear nothing from a rank for so long."""
+        self._connections[rank].hold(seconds)
+
     async def close(self) -> None:
         """Close every connection, which ends the workers' service."""
         for reader in self._readers:

@@ -8,4 +8,5 @@ python="${1:-python}"
 output="${2:-.}"
 exec "$python" -m grpc_tools.protoc -Iblockyard/protos=protos \
     --python_out="$output" --pyi_out="$output" --grpc_python_out="$output" \
-    blockyard/protos/generation.proto blockyard/protos/cluster.proto
+    blockyard/protos/generation.proto blockyard/protos/cluster.proto \
+    blockyard/protos/chaos.proto

@@ -24,6 +24,7 @@ class HostBlocks:
         self._ins: list[BlockCopy] = []
         # Step in which each host block was, or will be, written; absent while its copy is pending.
         self._written: dict[int, int] = {}
+        self._aside: tuple[int, ...] = ()
         self.num_saved = 0
         """Blocks ever copied out."""
         self.num_restored = 0
@@ -89,6 +90,20 @@ class HostBlocks:
         request.host_ids.clear()
         request.host_start = 0
 
+    def set_aside(self) -> int:
+        """Hold all blocks that can be had now for nobody, until `give_back`; how many those are."""
+        count = self.num_available
+        if self._pool is not None and count:
+            self._aside += tuple(self._pool.allocate(count) or ())
+        return len(self._aside)
+
+    def give_back(self) -> int:
+        """Let go of what was set aside; how many blocks that was."""
+        aside, self._aside = self._aside, ()
+        if self._pool is not None and aside:
+            self._pool.release(aside, 0)
+        return len(aside)
+
     def take_moves(self, step: int) -> tuple[tuple[BlockCopy, ...], tuple[BlockCopy, ...]]:
         """Copies out and copies back for plan `step`, which will carry them out."""
         moves = tuple(self._outs.values()), tuple(self._ins)
@@ -116,6 +131,9 @@ class HostBlocks:
             return
         self._pool.check()
         held = self._pool.held()
+        for host_id in self._aside:
+            if held.pop(host_id, 0) != 1:
+                raise AssertionError(f"host block {host_id} was set aside and is not held once")
         for request in requests:
             for host_id in request.host_ids:
                 if held.pop(host_id, 0) != 1:

@@ -30,7 +30,9 @@ class PrefixView:
 
     def num_known(self, keys: Sequence[bytes]) -> int:
         """How many of a prompt's blocks, from the first on, could be hit."""
-        known, unknown = 0, len(keys)
+        if not keys or keys[0] not in self._keys:
+            return 0  # as with most groups and most prompts
+        known, unknown = 1, len(keys)
         while known < unknown:
             middle = (known + unknown) // 2
             if keys[middle] in self._keys:

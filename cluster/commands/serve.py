@@ -11,11 +11,13 @@ import typer
 from blockyard.cluster.commands.log_options import LogFormat, LogLevel, check_tracing, logging_as
 from blockyard.cluster.commands.start import (
     Blocks,
+    Groups,
     Model,
     Port,
     TlsFile,
     check_api_keys,
     configure,
+    group_numbers,
     running,
     tls_files,
 )
@@ -65,7 +67,15 @@ def serve(
             dir_okay=False,
         ),
     ] = None,
-    groups: Annotated[int, typer.Option(help="Copies of the model.", min=1)] = 1,
+    groups: Groups = "1",
+    scale_quiet_seconds: Annotated[
+        float,
+        typer.Option(help="With MIN:MAX: fewer must have been enough for so long.", min=0.1),
+    ] = 120.0,
+    scale_idle_seconds: Annotated[
+        float,
+        typer.Option(help="With a MIN of 0: the last one goes when idle for so long.", min=0.1),
+    ] = 300.0,
     ranks: Annotated[
         int,
         typer.Option("--ranks", "--tp", help="Workers that share each copy of the model.", min=1),
@@ -198,6 +208,14 @@ def serve(
             show_default="off",
         ),
     ] = None,
+    allow_chaos: Annotated[
+        bool,
+        typer.Option(
+            "--allow-chaos",
+            help="Let anybody who reaches the gRPC port kill and stop processes of this cluster: "
+            "for tests, see `blockyard chaos`.",
+        ),
+    ] = False,
     ray_address: Annotated[
         str | None,
         typer.Option(
@@ -214,7 +232,9 @@ def serve(
         "http_port": http_port,
         "tls": tls_files(tls_cert, tls_key, tls_client_ca),
         "api_keys_file": str(api_keys.resolve()) if api_keys is not None else None,
-        "num_groups": groups,
+        **group_numbers(groups),
+        "scale_quiet_seconds": scale_quiet_seconds,
+        "scale_idle_seconds": scale_idle_seconds,
         "num_ranks": ranks,
         "device": device,
         "dtype": dtype,
@@ -237,6 +257,7 @@ def serve(
         "serve_grpc_port": serve_grpc_port,
         "drain_seconds": drain_seconds,
         "trace_endpoint": trace_endpoint,
+        "allow_chaos": allow_chaos,
     }
     if api_keys is not None:
         check_api_keys(api_keys)

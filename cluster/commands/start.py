@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Blocks",
+    "Groups",
     "Model",
     "Port",
     "TlsFile",
     "check_api_keys",
     "configure",
     "free_port",
+    "group_numbers",
     "running",
     "tls_files",
 ]
@@ -45,6 +47,14 @@ Model = Annotated[
 Blocks = Annotated[
     int | None,
     typer.Option(help="Blocks in the pool of each group.", show_default="measured", min=1),
+]
+Groups = Annotated[
+    str,
+    typer.Option(
+        help="Copies of the model; MIN:MAX lets their number follow the load, a MIN of 0 down to "
+        "none.",
+        metavar="N|MIN:MAX",
+    ),
 ]
 TlsFile = Annotated[
     Path | None,
@@ -81,6 +91,17 @@ def configure(name: str, ray_address: str | None, values: dict[str, object]) -> 
         raise fail(str(error)) from None
     except ValueError as error:
         raise fail(str(error), EXIT_MISUSED) from None
+
+
+def group_numbers(text: str) -> dict[str, object]:
+    """The option `--groups`, in the names of `ServeConfig`."""
+    few, colon, most = text.partition(":")
+    try:
+        if colon:
+            return {"min_groups": int(few), "max_groups": int(most)}
+        return {"num_groups": int(text)}
+    except ValueError:
+        raise fail(f"--groups is {text!r}; give a number, or MIN:MAX", EXIT_MISUSED) from None
 
 
 def tls_files(

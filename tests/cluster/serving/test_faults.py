@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from blockyard.cluster.chaos.chaos_client import ChaosRefused, disturb
 from blockyard.cluster.client import GenerationClient, ServerError
 from blockyard.protos import generation_pb2 as pb
 
@@ -86,7 +87,7 @@ async def test_a_killed_worker_is_replaced_and_no_stream_notices(
     assert [process.pid for process in server.find(WORKER)] != [victim.pid]
 
 
-async def test_a_killed_engine_ends_its_streams_and_is_replaced(
+async def test_streams_of_the_only_engine_wait_for_its_successor(
     server: Any,
     client: GenerationClient,
     load: Load,
@@ -98,15 +99,13 @@ async def test_a_killed_engine_ends_its_streams_and_is_replaced(
     [victim] = server.find(ENGINE)
     victim.kill()
 
-    async with asyncio.timeout(10):
-        ends = await asyncio.gather(*load.streams, return_exceptions=True)
-    for end in ends:
-        assert isinstance(end, ServerError), "a stream ended as if it were whole"
-        message = "the engine that ran this request is gone; send it again"
-        assert (end.code, end.message) == ("UNAVAILABLE", message)
-
-    request = request_for([1, 2, 3], 20)
-    assert await until_it_answers(client, request, 60) == oracle(request)
+    with pytest.raises(ServerError) as refused:  # who was not served yet is told at once
+        while True:
+            await client.generate(request_for([1], 1))
+    assert refused.value.code == "UNAVAILABLE"
+    async with asyncio.timeout(120):
+        ends = await asyncio.gather(*load.streams)
+    assert ends == [oracle(request_for([n, 3], NUM_TOKENS)) for n in range(NUM_STREAMS)]
     await server.until_clean(client, 60)
     [after] = await server.books(client)
     assert after.group_id != before.group_id
@@ -161,3 +160,11 @@ async def test_serving_goes_on_while_the_central_scheduler_is_away(
     assert await asyncio.gather(*load.streams) == whole
     # That the new one drains the groups is shown by the clean exit of this module's server.
     await server.until_clean(client, 60)
+
+
+async def test_nobody_may_break_what_was_not_started_for_it(
+    server: Any, client: GenerationClient
+) -> None:
+    with pytest.raises(ChaosRefused, match="--allow-chaos"):
+        await disturb(client, "kill-rank")
+    assert len(await server.books(client)) == 1

@@ -158,3 +158,99 @@ async def test_an_absent_max_tokens_stays_what_it_was(stack: Any, spec: Spec) ->
     kill(dying)
     await reader.task
     assert reader.tokens[0] == witness_generate((1, 2, 3), 10 * 4 - 3 + 1, VOCAB, ())
+
+
+async def test_streams_of_the_only_group_wait_for_the_next_one(stack: Any, spec: Spec) -> None:
+    stack.dispatcher._resume_seconds = 60.0
+    dying = await stack.add_group(num_blocks=700)
+    readers = []
+    for number in range(10):
+        asked = replace(spec(f"r{number}", (number, 5), 150), num_choices=1 + number % 2)
+        readers.append(Reader(asked, await stack.dispatcher.submit("witness", asked)))
+    await stack.until(lambda: all(reader.num_tokens for reader in readers))
+    kill(dying)
+    await stack.until(lambda: dying.server.lost is not None)
+    await stack.until(lambda: stack.dispatcher.group_ids == ())
+    await stack.until(lambda: stack.central.load("witness", 16) == ((), len(readers)))
+    stack.groups.remove(dying)
+    successor = await stack.add_group(num_blocks=700)
+    await asyncio.gather(*(reader.check() for reader in readers))
+    await stack.until(lambda: clean(successor))
+    await stack.until(lambda: stack.central.load("witness", 16)[1] == 0)
+    await dying.close()
+
+
+async def test_a_wire_that_breaks_is_made_again_to_the_same_group(stack: Any, spec: Spec) -> None:
+    stack.dispatcher._resume_seconds = 60.0
+    group = await stack.add_group()
+    asked = spec("a", (1, 2, 3), 200)
+    reader = Reader(asked, await stack.dispatcher.submit("witness", asked))
+    for _ in range(MAX_MOVES):
+        await reader.until_more(stack, 5)
+        stack.dispatcher._groups._links["group-0"]._connection.abort()
+    await reader.check()
+    await stack.until(lambda: clean(group))
+
+
+async def test_who_waits_for_a_group_too_long_is_told(stack: Any, spec: Spec) -> None:
+    stack.dispatcher._resume_seconds = 0.3
+    dying = await stack.add_group()
+    reader = Reader(
+        spec("a", (1, 2, 3), 99), await stack.dispatcher.submit("witness", spec("a", (1, 2, 3), 99))
+    )
+    kill(dying)
+    with pytest.raises(RequestRefused) as lost:
+        await reader.task
+    assert lost.value.code is RefusalCode.UNAVAILABLE
+    await stack.until(lambda: stack.central.load("witness", 16) == ((), 0))
+
+
+async def test_a_new_request_waits_for_a_group_only_where_they_come_on_demand(
+    stack: Any, spec: Spec
+) -> None:
+    asked = replace(spec("a", (1, 2, 3), 20), name="mine")
+    stack.dispatcher._resume_seconds = 60.0
+    await stack.until(lambda: stack.dispatcher.linked)
+    assert not await stack.dispatcher.ready()
+    with pytest.raises(RequestRefused, match="no group serves witness"):
+        await stack.dispatcher.submit("witness", asked)
+    stack.dispatcher._on_demand = frozenset({"witness"})
+    assert await stack.dispatcher.ready()
+    waiting = asyncio.create_task(stack.dispatcher.submit("witness", asked))
+    await stack.until(lambda: stack.central.load("witness", 16) == ((), 1))
+    await stack.stop_central()  # the next one is told, too
+    await stack.start_central()
+    await stack.until(lambda: stack.central.load("witness", 16) == ((), 1))
+    await stack.add_group()
+    await Reader(asked, await waiting).check()
+    assert stack.central.load("witness", 16)[1] == 0
+
+
+async def test_who_waits_where_blocks_lack_moves_to_where_they_do_not(
+    stack: Any, spec: Spec
+) -> None:
+    full = await stack.add_group(num_blocks=40)
+    readers = []
+    for number in range(8):
+        asked = spec(f"r{number}", tuple(range(number + 1, number + 30)), 80)
+        readers.append(Reader(asked, await stack.dispatcher.submit("witness", asked)))
+    await stack.until(lambda: full.server.ledger().requests.waiting > 2)
+    helper = await stack.add_group(num_blocks=400)
+    await asyncio.gather(*(reader.check() for reader in readers))
+    reliever = stack.central.reliever
+    await stack.until(lambda: clean(helper) and clean(full))
+    assert helper.server.ledger().step > 0, "nothing moved"
+    assert 0 < reliever.num_moved <= reliever.num_ordered
+    assert full.server.lost is None
+
+
+async def test_a_request_that_moved_may_still_lose_as_many_groups(stack: Any, spec: Spec) -> None:
+    giver = await stack.add_group()
+    taker = await stack.add_group()
+    asked = spec("a", (1, 2, 3), 200)
+    reader = Reader(asked, await stack.dispatcher.submit("witness", asked))
+    await reader.until_more(stack, 5)
+    (serving,) = (g for g in (giver, taker) if g.server.engine.num_requests)
+    assert serving.server.yield_requests("group-9", 5, 1000) == 0, "it has a place, and keeps it"
+    kill(serving)
+    await reader.check()

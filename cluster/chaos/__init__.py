@@ -1,0 +1,1 @@
+"""Faults on demand, for clusters that were started with them allowed."""
