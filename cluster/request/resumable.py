@@ -232,11 +232,11 @@ class ResumableStreams(Generic[T]):
                 else:
                     await changed.wait()
         finally:
-            if kept.reader is reader:
+            if kept.reader is reader and self._streams.get(key) is kept:
                 kept.reader = None
                 if kept.failure is not None and not kept.end_place:
                     self._drop(key)  # it never began
-                elif self._streams.get(key) is kept:
+                else:
                     loop = asyncio.get_running_loop()
                     kept.timer = loop.call_later(kept.grace_seconds, self._drop, key)
 

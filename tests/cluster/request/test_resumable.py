@@ -211,3 +211,15 @@ def test_graces_that_cannot_be_are_refused(seconds: float) -> None:
     with pytest.raises(ApiError, match="must be above 0 and at most 300"):
         check_grace(seconds)
     check_grace(300.0)
+
+
+async def test_closing_ends_whoever_reads() -> None:
+    kept = streams()
+    reading = kept.start("", "mine", 30, Source(hangs=True).stream())
+    waiting = asyncio.create_task(anext(reading))
+    while not len(kept):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await kept.close()
+    with pytest.raises(ApiError, match="was given up"):
+        await waiting
