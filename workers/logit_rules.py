@@ -63,6 +63,12 @@ class LogitRules:
             self.in_prompt[self._ids(known[:prompt_tokens])] = True
             self._count(self._ids(known[prompt_tokens:]))
 
+    @property
+    def changes_scores(self) -> bool:
+        """Whether it does so by anything but a grammar."""
+        parts = (self._bias, self._allowed, self._words)
+        return self.sampling.penalised or any(part is not None for part in parts)
+
     def record(self, position: int, token_ids: Sequence[int]) -> None:
         """Take in tokens from `position` on; those known already change nothing."""
         fresh = token_ids[max(0, self._num_known - position) :]

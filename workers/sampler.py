@@ -192,7 +192,13 @@ def _ruled(
             stops = row.sampling.stop_token_ids
             row_ids.extend([index] * len(stops))
             token_ids.extend(stops)
-    ruled = [(index, row.rules) for index, row in enumerate(rows) if row.rules is not None]
+    width, device = scores.shape[1], scores.device
+    ruled = [
+        (index, row.rules)
+        for index, row in enumerate(rows)
+        if row.rules is not None
+        and (row.rules.changes_scores or _tried_first(row, width, device) is None)
+    ]
     if not row_ids and not ruled:
         return scores
     scores = scores.clone()
@@ -201,13 +207,11 @@ def _ruled(
     grammars = {
         index: rules.grammar
         for index, rules in ruled
-        if rules.grammar is not None
-        and _tried_first(rows[index], scores.shape[1], scores.device) is None
+        if rules.grammar is not None and _tried_first(rows[index], width, device) is None
     }
     if grammars:
         apply_masks(scores, grammars)
     if row_ids:
-        device = scores.device
         where = torch.tensor(row_ids, device=device), torch.tensor(token_ids, device=device)
         scores[where] = float("-inf")
     penalised = [(index, rules) for index, rules in ruled if rules.sampling.penalised]
