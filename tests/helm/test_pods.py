@@ -202,6 +202,28 @@ def test_keys_are_where_callers_are_let_in(render: Callable[..., Any]) -> None:
     assert "api_keys_file" not in render().serve_config["applications"][0]["args"]
 
 
+def test_pods_follow_the_load_where_that_is_wanted(render: Callable[..., Any]) -> None:
+    model = {"name": "a", "groups": 2, "device": "cpu"}
+    for groups, told in (
+        (2, (2, 2, 2)),
+        ({"min": 2, "max": 4}, (2, 2, 4)),
+        ({"min": 0, "max": 3}, (1, 0, 3)),
+    ):
+        rendered = render({"models": [model | {"groups": groups}]})
+        cluster = rendered.ray_service["spec"]["rayClusterConfig"]
+        [engine] = [g for g in cluster["workerGroupSpecs"] if g["groupName"] == "engine-a"]
+        assert (engine["replicas"], engine["minReplicas"], engine["maxReplicas"]) == told
+        scales = isinstance(groups, dict)
+        assert cluster.get("enableInTreeAutoscaling", False) is scales
+        # The autoscaler beside the head asks Kubernetes for pods; nobody else may.
+        for name, pod in rendered.pods.items():
+            assert pod["automountServiceAccountToken"] is (scales and name == "head")
+        if scales:
+            options = cluster["autoscalerOptions"]
+            assert options["version"] == "v2"
+            assert options["securityContext"]["allowPrivilegeEscalation"] is False
+
+
 def test_tls_is_where_clients_come_in(render: Callable[..., Any]) -> None:
     rendered = render({"tls": {"secret": "yard-tls", "keyKey": "private.pem"}})
     told = rendered.serve_config["applications"][0]["args"]["tls"]

@@ -18,7 +18,10 @@ BY_THE_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"models": [MODEL | {"name": "Not_One"}]}, "at '/models/0/name'"),
     ({"models": [MODEL | {"name": "a" * 31}]}, "at '/models/0/name': maxLength: got 31, want 30"),
     ({"models": [MODEL | {"groups": 0}]}, "at '/models/0/groups': minimum: got 0, want 1"),
-    ({"models": [MODEL | {"groups": {"min": 1, "max": 2}}]}, "at '/models/0/groups'"),
+    ({"models": [MODEL | {"groups": "2"}]}, "at '/models/0/groups'"),
+    ({"models": [MODEL | {"groups": {"min": 1}}]}, "at '/models/0/groups': missing property 'max'"),
+    ({"models": [MODEL | {"groups": {"min": 0, "max": 0}}]}, "at '/models/0/groups/max': minimum"),
+    ({"models": [MODEL | {"groups": {"min": -1, "max": 2}}]}, "at '/models/0/groups/min'"),
     ({"models": [MODEL | {"device": "tpu"}]}, "at '/models/0/device'"),
     ({"models": [MODEL | {"device": "auto"}]}, "at '/models/0/device'"),
     ({"models": [MODEL | {"tensorParallel": 0}]}, "at '/models/0/tensorParallel': minimum"),
@@ -50,6 +53,10 @@ BY_THE_SCHEMA: list[tuple[dict[str, Any], str]] = [
 ]
 
 BY_THE_CHART: list[tuple[dict[str, Any], str]] = [
+    (
+        {"models": [MODEL | {"groups": {"min": 3, "max": 2}}]},
+        "models: a has groups from 3 to 2; min must not be above max",
+    ),
     ({"models": [MODEL, MODEL]}, "models: names must differ, these do not: a, a"),
     (
         {"models": [MODEL, MODEL | {"name": "b", "servedName": "a"}]},

@@ -32,6 +32,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     "proxy in Python": {"serveProxy": {"enabled": True, "haproxy": False}},
     "HAProxy": {"serveProxy": {"enabled": True, "port": 9001}},
     "keys": {"apiKeys": {"secret": "keys", "testKey": "test"}},
+    "scaling": {"models": [CPU | {"groups": {"min": 0, "max": 3}}, CUDA | {"name": "b"}]},
     "TLS": {"tls": {"secret": "certificate"}},
     "TLS and keys": {
         "tls": {"secret": "certificate", "caKey": "root.pem"},

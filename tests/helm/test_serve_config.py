@@ -61,8 +61,9 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
         "stallSeconds": 33,
         "tensorParallel": 2,
     }
+    other = {"name": "other", "id": "witness", "groups": {"min": 0, "max": 5}}
     values = {
-        "models": [WITNESS | own, WITNESS | {"name": "other", "id": "witness"}],
+        "models": [WITNESS | own, WITNESS | other],
         "modelDefaults": {"blockSize": 8},
         "server": {"grpcPort": 6000, "httpPort": 6002, "metricsPort": 6001, "drainSeconds": 44},
         "ingress": {"replicas": 3},
@@ -87,6 +88,9 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
     assert config.logs == LogConfig("json", "WARNING", None, prompts=True)
     assert config.trace_endpoint == second.config.trace_endpoint
     assert config.trace_endpoint == "http://collector:4318/v1/traces"
+    assert config.scaling is None
+    scaling = second.config.scaling
+    assert scaling is not None and (scaling.min_groups, scaling.max_groups) == (0, 5)
     assert second.config.block_size == 8
     assert second.config.num_blocks is None
 

@@ -23,6 +23,11 @@
 {{- if and (hasPrefix "/" (default .name .id)) (eq $.Values.modelStorage.type "emptyDir") -}}
 {{- fail (printf "models: %s is a directory; set modelStorage.type to the claim that holds it" .name) -}}
 {{- end -}}
+{{- if kindIs "map" .groups -}}
+{{- if gt (int .groups.min) (int .groups.max) -}}
+{{- fail (printf "models: %s has groups from %v to %v; min must not be above max" .name .groups.min .groups.max) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .revision (not (contains "/" (default .name .id))) -}}
 {{- fail (printf "models: %s has a revision, but only a hub repository (org/name) has revisions" .name) -}}
 {{- end -}}
@@ -61,6 +66,11 @@
 {{- if and (gt (int .Values.podDisruptionBudget.ingress) 1) (ge (int .Values.podDisruptionBudget.ingress) (int .Values.ingress.replicas)) -}}
 {{- fail (printf "podDisruptionBudget.ingress is %v of %v pods; no node could ever be drained" .Values.podDisruptionBudget.ingress .Values.ingress.replicas) -}}
 {{- end -}}
+{{- end }}
+
+{{/* "true" when the number of some model's groups follows the load, else empty. */}}
+{{- define "blockyard.scales" -}}
+{{- range .Values.models }}{{ if kindIs "map" .groups }}true{{ end }}{{ end -}}
 {{- end }}
 
 {{- define "blockyard.checkMemory" -}}

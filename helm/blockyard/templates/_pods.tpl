@@ -31,7 +31,8 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ include "blockyard.serviceAccountName" $root }}
-  automountServiceAccountToken: false
+  {{- /* Ray's autoscaler, which the operator puts beside the head, asks Kubernetes for pods. */}}
+  automountServiceAccountToken: {{ and (eq .component "head") (ne (include "blockyard.scales" $root) "") }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ include "blockyard.terminationSeconds" $root }}
   securityContext:

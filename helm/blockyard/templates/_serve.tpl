@@ -9,8 +9,13 @@
   "deployment" (printf "groups-%s" .name)
   "group_resource" (printf "engine-%s" .name)
   "device" .device
-  "num_groups" (int .groups)
   "num_ranks" (int (default 1 .tensorParallel)) -}}
+{{- if kindIs "map" .groups -}}
+{{- $_ := set $own "min_groups" (int .groups.min) -}}
+{{- $_ := set $own "max_groups" (int .groups.max) -}}
+{{- else -}}
+{{- $_ := set $own "num_groups" (int .groups) -}}
+{{- end -}}
 {{- $settings := merge (dict) . $.Values.modelDefaults -}}
 {{- range $ours, $theirs := dict "dtype" "dtype" "weights" "weights" "blockSize" "block_size" "blocks" "num_blocks" "hostBlocks" "num_host_blocks" "threads" "threads" "maxRunning" "max_running" "maxStepTokens" "max_step_tokens" "maxWaiting" "max_waiting" "preemption" "preemption" "stallSeconds" "stall_seconds" -}}
 {{- if hasKey $settings $ours -}}
