@@ -9,7 +9,7 @@ from blockyard.protos import generation_pb2 as pb
 
 __all__ = ["ResponseAnswer"]
 
-_ENDS = {
+_ENDS: dict[int, tuple[str, dict[str, str] | None]] = {
     pb.FINISH_REASON_LENGTH: ("incomplete", {"reason": "max_output_tokens"}),
     pb.FINISH_REASON_ABORT: ("cancelled", None),
 }
@@ -89,7 +89,7 @@ class ResponseAnswer:
         return [*events, self._event(f"response.{name}.delta", **told)]
 
     def _add_call(self, piece: pb.ToolCall) -> list[dict[str, Any]]:
-        events = []
+        events: list[dict[str, Any]] = []
         if piece.id:
             events = self._close_item()
             self._items.append(
@@ -149,7 +149,7 @@ class ResponseAnswer:
         item = self._items[-1]
         place = self._place(item)
         item["status"] = "incomplete" if self._status == "incomplete" else "completed"
-        events = []
+        events: list[dict[str, Any]] = []
         if item["type"] == "function_call":
             name = "response.function_call_arguments.done"
             told = {"name": item["name"], "arguments": item["arguments"]}
