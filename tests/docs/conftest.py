@@ -25,6 +25,7 @@ NOT_RUN = {
     "kubectl ": "no Kubernetes is here",
     ".venv/bin/blockyard serve --device cuda": "no GPU is here",
     "blockyard bench serve --structured": "the witness heeds no grammar; its own tests run it",
+    "make gpu-check": "no GPU is here; a test of its own rehearses it",
     "make soak": "an hour long; its tests are those of `make test`, with more examples",
     "make mutation": "hours long",
     "make test TESTS=": "a part of `make test`",
