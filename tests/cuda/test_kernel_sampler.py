@@ -91,9 +91,10 @@ def test_rows_without_a_token_are_told_apart(emulated: EmulatedLibrary) -> None:
 
 def test_scores_of_a_prompt(emulated: EmulatedLibrary) -> None:
     logits = torch.randn(5, 12, generator=torch.Generator().manual_seed(6))
-    asked = ([1, 1, 4], [0, 11, 3], [20, 0, 2])  # more than there are is all
-    found = token_logprobs(logits, *asked, kernels(emulated))
-    expected = token_logprobs(logits, *([*each] for each in (asked[0], asked[1], [12, 0, 2])))
+    rows, tokens = [1, 1, 4], [0, 11, 3]
+    # More than there are is all.
+    found = token_logprobs(logits, rows, tokens, [20, 0, 2], kernels(emulated))
+    expected = token_logprobs(logits, rows, tokens, [12, 0, 2])
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours.rank, ours.top_ids) == (theirs.rank, theirs.top_ids)
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-5)
