@@ -68,6 +68,11 @@ def test_no_command_is_meant_for_another_folder() -> None:
             assert command.startswith("~/blockyard-env/bin/"), command
 
 
+@pytest.fixture(autouse=True)
+def ray_is_loaded() -> None:
+    imported("blockyard.cluster.deploy.serve_config")
+
+
 def rendered(*arguments: str) -> Any:
     outcome = CliRunner().invoke(app, ["config", "render", *arguments])
     assert outcome.exit_code == 0, outcome.output

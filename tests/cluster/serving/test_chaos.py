@@ -70,7 +70,11 @@ def asked(number: int) -> pb.GenerateRequest:
         {"temperature": 1.0, "seed": number, "structure": pb.Structure(regex="([a-f]{3} ){200}")},
         {"temperature": 1.0, "seed": number, "stop": ["zq", "\x00\x01"]},
     ]
-    sampling = pb.SamplingParameters(max_tokens=NUM_TOKENS, ignore_eos=True, **kinds[number % 6])
+    kind = kinds[number % 6]
+    # A structure says itself when an answer ends.
+    sampling = pb.SamplingParameters(
+        max_tokens=NUM_TOKENS, ignore_eos="structure" not in kind, **kind
+    )
     prompt = [number, *((31 * n + number) % 256 for n in range(20))]
     return pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling)
 
