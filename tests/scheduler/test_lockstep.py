@@ -160,6 +160,19 @@ def test_who_is_to_leave_takes_no_turn_from_who_stays(
             rig.finish()
 
 
+def test_what_decodes_in_lockstep_is_charged_to_its_tenant() -> None:
+    limits = SchedulerConfig(max_context_tokens=256, max_running=1, max_step_tokens=64)
+    scheduler = Scheduler(limits, 100)
+    for name, tenant in (("first", "a"), ("second", "a"), ("other", "b")):
+        spec = RequestSpec(name, (1,) * 8, SamplingParams(9), tenant=tenant, use_prefix_cache=False)
+        scheduler.submit(spec, 0.0)
+        if name == "first":
+            commit(scheduler, plan(scheduler))
+    told = [commit(scheduler, plan(scheduler))[0].request_id for _ in range(9)]
+    # The other came later, at a charge equal to that of those who waited; then eight were decoded.
+    assert told == ["first"] * 8 + ["other"]
+
+
 def test_who_falls_out_is_not_due_any_more() -> None:
     due = DueTimes()
     first, second, third = (object() for _ in range(3))  # anything that can be told apart
