@@ -175,7 +175,8 @@ class _Loop:
 
     def _bind(self, arrival: Arrival, now: float) -> bool:
         """Hand a request to a group, in the middle of what that does; False when none is up."""
-        index = self._binder.choose(arrival.prompt_tokens, now)
+        known = self._known_blocks(arrival, now) if arrival.prefix_ids else {}
+        index = self._binder.choose(arrival.prompt_tokens, now, known)
         if index is None:
             return False
         group = self._groups[index]
@@ -190,3 +191,15 @@ class _Loop:
         group.submit(arrival, now, arrival.seconds)
         self._binder.note(index)
         return True
+
+    def _known_blocks(self, arrival: Arrival, now: float) -> dict[int, int]:
+        """Groups where the begin of a prompt can be found, and how many blocks of it."""
+        known = {}
+        for index in self._binder.open_groups:
+            group = self._groups[index]
+            if num_blocks := group.known_blocks(arrival):
+                if group.forgets_by(now):
+                    self._expect(index, group.settle(now))
+                    num_blocks = group.known_blocks(arrival)
+                known[index] = num_blocks
+        return known

@@ -7,6 +7,8 @@ schedulers. Units: seconds, tokens.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from blockyard.scheduler.block_keys import NO_EXTRAS, PromptKeys
+
 __all__ = ["PIECE_TOKENS", "Arrival", "PromptWriter", "speed_up"]
 
 PIECE_TOKENS = 512
@@ -34,15 +36,33 @@ class PromptWriter:
     """Writes prompts and answers. What no prefix id stands for belongs to one request alone.
 
     Remembers the prefix ids seen, so it grows with the different texts of a trace and not with its
-    requests.
+    requests; and the keys of the prompt that was asked for last.
     """
 
     def __init__(self) -> None:
         self._first_of: dict[int, int] = {}
         self._next_token = 0
+        self._last: Arrival | None = None
+        self._last_prompt: tuple[int, ...] = ()
+        self._last_keys = PromptKeys((), NO_EXTRAS)
+
+    def keys(self, arrival: Arrival, block_size: int) -> tuple[bytes, ...]:
+        """Keys of a prompt's full blocks; none where nothing is known of the prompt."""
+        if not arrival.prefix_ids:
+            return ()
+        self._write(arrival)
+        return self._last_keys.of(block_size)
 
     def prompt(self, arrival: Arrival) -> tuple[int, ...]:
         """Token ids of a prompt."""
+        if not arrival.prefix_ids:
+            return (self.answer(arrival.number),) * arrival.prompt_tokens
+        self._write(arrival)
+        return self._last_prompt
+
+    def _write(self, arrival: Arrival) -> None:
+        if arrival is self._last:
+            return
         length, piece = arrival.prompt_tokens, arrival.piece_tokens
         tokens: list[int] = []
         for prefix_id in arrival.prefix_ids[: -(-length // piece)]:
@@ -53,7 +73,8 @@ class PromptWriter:
             tokens.extend(range(first, first + piece))
         del tokens[length:]
         tokens.extend((self.answer(arrival.number),) * (length - len(tokens)))
-        return tuple(tokens)
+        self._last, self._last_prompt = arrival, tuple(tokens)
+        self._last_keys = PromptKeys(self._last_prompt, NO_EXTRAS)
 
     def answer(self, number: int) -> int:
         """The token that the answer of request `number` consists of."""

@@ -6,7 +6,9 @@ only until no other can be better. Units: simulated seconds, tokens.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from blockyard.scheduler.placement import delay
 from blockyard.scheduler.simulated.group import SimulatedGroup
@@ -46,8 +48,21 @@ class Binder:
         self._versions[index] += 1
         self._changed.add(index)
 
-    def choose(self, prompt_tokens: int, now: float) -> int | None:
-        """The group for a request of so many tokens; None when none is open."""
+    @property
+    def open_groups(self) -> list[int]:
+        """Groups that take requests."""
+        return [index for index, is_open in enumerate(self._open) if is_open]
+
+    def choose(
+        self, prompt_tokens: int, now: float, known: Mapping[int, int] = MappingProxyType({})
+    ) -> int | None:
+        """The group for a request of so many tokens; None when none is open.
+
+        Args:
+            prompt_tokens: of the request.
+            now: when.
+            known: open groups in which leading blocks of its prompt can be found, and how many.
+        """
         bounds, versions, groups = self._bounds, self._versions, self._groups
         for index in self._changed:
             if self._open[index]:
@@ -73,4 +88,10 @@ class Binder:
             heapq.heappop(bounds)
         for entry in seen:
             heapq.heappush(bounds, entry)
+        # What is known only makes a group better, so the best is among these and the one above.
+        for index, num_blocks in known.items():
+            candidate = replace(groups[index].candidate(now), known_blocks=num_blocks)
+            found = delay(candidate, prompt_tokens), index
+            if best is None or found < best:
+                best = found
         return None if best is None else best[1]

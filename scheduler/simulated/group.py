@@ -12,7 +12,7 @@ from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.placement import Candidate
 from blockyard.scheduler.simulated.arrivals import Arrival
 from blockyard.scheduler.simulated.memory_timeline import SlotState
-from blockyard.scheduler.simulated.records import ReplayRecords
+from blockyard.scheduler.simulated.records import ReplayRecords, RequestTimes
 from blockyard.scheduler.simulated.step_cost import StepCost
 from blockyard.scheduler.simulated.stretch import Stretch
 
@@ -23,17 +23,6 @@ MOST_STEPS_AHEAD = 256
 
 _DRAWN_AT_ONCE = 16
 """Steps that are drawn over time as one level."""
-
-
-class _Life:
-    """What is known of a request in the group: when it came and when its last token did."""
-
-    __slots__ = ("arrived", "last_token", "output_tokens")
-
-    def __init__(self, arrived: float, output_tokens: int) -> None:
-        self.arrived = arrived
-        self.output_tokens = output_tokens
-        self.last_token: float | None = None
 
 
 class SimulatedGroup(ABC):
@@ -57,7 +46,7 @@ class SimulatedGroup(ABC):
         self.block_size = block_size
         self.records = records
         self._cost = cost
-        self._lives: dict[str, _Life] = {}
+        self._lives: dict[str, RequestTimes] = {}
         self._ledger: GroupLedger | None = None
         self._stretch: Stretch | None = None
         self._candidate: Candidate | None = None
@@ -132,6 +121,10 @@ class SimulatedGroup(ABC):
     def _ledger_ahead(self, ledger: GroupLedger, done: int, blocks_taken: int) -> GroupLedger:
         """The books while the steady step after `done` ones is in flight, from those before all."""
 
+    def known_blocks(self, arrival: Arrival) -> int:
+        """Leading blocks of a prompt that could be found here, as far as steps have been done."""
+        return 0
+
     def rest(self, now: float) -> None:
         """The group is not there until it is woken: its memory does not count. For idle ones."""
         self.account(now)
@@ -147,7 +140,7 @@ class SimulatedGroup(ABC):
     def submit(self, arrival: Arrival, now: float, arrived: float | None = None) -> None:
         """Take a request, or count it as refused; it may have arrived earlier, elsewhere."""
         name = str(arrival.number)
-        self._lives[name] = _Life(now if arrived is None else arrived, arrival.output_tokens)
+        self._lives[name] = RequestTimes(now if arrived is None else arrived, arrival.output_tokens)
         self._note_change()
         if not self._take(name, arrival, now):
             del self._lives[name]
@@ -207,6 +200,30 @@ class SimulatedGroup(ABC):
             return None
         return stretch.ends[-1]
 
+    def forgets_by(self, now: float) -> bool:
+        """Whether steps that lie ahead take kept blocks by then, so that less can be found."""
+        stretch = self._stretch
+        if stretch is None:
+            return False
+        return stretch.blocks_taken[stretch.done_at(now) + 1] > self.ledger().blocks.free
+
+    def settle(self, now: float) -> float | None:
+        """Do what has ended by now of steps that lie ahead, and begin the one in flight by itself.
+
+        Returns:
+            When that one ends; the end told before is void.
+        """
+        stretch = self._stretch
+        if stretch is None:
+            raise ValueError(f"group {self.group_id} has no steps ahead")
+        done = stretch.done_at(now)
+        began = stretch.ends[done - 1] if done else stretch.began
+        self._stretch = None
+        if done:
+            stretch.shorten(done)
+            self._run_ahead(stretch)
+        return self._begin_step(began)
+
     def account(self, now: float) -> None:
         """Book the memory as it was since the last change up to now."""
         if now > self._since and not self._resting:
@@ -255,28 +272,15 @@ class SimulatedGroup(ABC):
         self.records.simulated_seconds = max(self.records.simulated_seconds, ended)
         self.records.between_tokens.add_rising(stretch.seconds, rows)
         for first in range(0, count, _DRAWN_AT_ONCE):
-            self._hold_ahead(stretch, before, rows, first, min(count, first + _DRAWN_AT_ONCE))
+            steps = first, min(count, first + _DRAWN_AT_ONCE)
+            means = stretch.means(*steps, rows, self.block_size, before.free)
+            begin, end = stretch.span(*steps)
+            state = self._during(before, rows, *means)
+            self.records.hold(begin, end, state.times(end - begin))
         self._since = ended
         # Nobody came or went; each step holds at least as much as the one before.
         taken = stretch.blocks_taken[count] * self.block_size
         self._note_held(int(before.filled + before.reserved + before.internal) + taken)
-
-    def _hold_ahead(
-        self, stretch: Stretch, before: SlotState, rows: int, first: int, last: int
-    ) -> None:
-        """Book the memory during steps `first` up to `last`, counted from the state before all."""
-        began = stretch.ends[first - 1] if first else stretch.began
-        filled = taken = empty = 0.0
-        for index in range(first, last):
-            seconds = stretch.seconds[index]
-            slots = stretch.blocks_taken[index + 1] * self.block_size
-            filled += seconds * rows * index
-            taken += seconds * slots
-            # Blocks that hold nothing go first, kept ones after them.
-            empty += seconds * min(slots, before.free)
-        span = stretch.ends[last - 1] - began
-        state = self._during(before, rows, filled / span, taken / span, empty / span)
-        self.records.hold(began, stretch.ends[last - 1], state.times(span))
 
     def _note_change(self) -> None:
         self._ledger = self._candidate = None

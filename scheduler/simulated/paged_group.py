@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from blockyard.scheduler.ledger import BlockCounts, GroupLedger, SlotCounts
 from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.scheduler.prefix_view import PrefixView
 from blockyard.scheduler.request import RequestRefused, RequestSpec
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
@@ -39,6 +40,7 @@ class PagedGroup(SimulatedGroup):
         self.scheduler = scheduler
         self._prompts = prompts
         self._answers: dict[int, int] = {}
+        self._known = PrefixView()
         self._in_flight: StepPlan | None = None
         self._compute_seconds = 0.0
 
@@ -48,6 +50,15 @@ class PagedGroup(SimulatedGroup):
         requests = self.ledger().requests
         return requests.waiting + requests.parked
 
+    def known_blocks(self, arrival: Arrival) -> int:
+        """Leading blocks of a prompt that could be found here, as far as steps have been done."""
+        keys = self._prompts.keys(arrival, self.block_size)
+        if not keys:
+            return 0
+        events = self.scheduler.take_prefix_events()
+        self._known.apply(events.removed, (block.key for block in events.stored))
+        return self._known.num_known(keys)
+
     def _take(self, name: str, arrival: Arrival, now: float) -> bool:
         spec = RequestSpec(
             name,
@@ -56,6 +67,7 @@ class PagedGroup(SimulatedGroup):
             SamplingParams(max_tokens=max(1, arrival.output_tokens), seed=arrival.number),
             # A prompt of which nothing is known finds nothing, and leaves nothing to be found.
             use_prefix_cache=bool(arrival.prefix_ids),
+            block_keys=self._prompts.keys(arrival, self.block_size),
         )
         try:
             self.scheduler.submit(spec, now)

@@ -9,7 +9,18 @@ from typing import Any
 from blockyard.scheduler.simulated.histogram import Histogram
 from blockyard.scheduler.simulated.memory_timeline import MemoryTimeline, SlotState
 
-__all__ = ["ReplayRecords"]
+__all__ = ["ReplayRecords", "RequestTimes"]
+
+
+class RequestTimes:
+    """What is known of a request that is being served: when it came and when its last token did."""
+
+    __slots__ = ("arrived", "last_token", "output_tokens")
+
+    def __init__(self, arrived: float, output_tokens: int) -> None:
+        self.arrived = arrived
+        self.output_tokens = output_tokens
+        self.last_token: float | None = None
 
 
 @dataclass(slots=True)

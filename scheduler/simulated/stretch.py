@@ -30,3 +30,27 @@ class Stretch:
             return False
         del self.ends[count:], self.seconds[count:]
         return True
+
+    def span(self, first: int, last: int) -> tuple[float, float]:
+        """Begin and end of steps `first` up to `last`."""
+        return self.ends[first - 1] if first else self.began, self.ends[last - 1]
+
+    def means(
+        self, first: int, last: int, num_rows: int, block_size: int, free: float
+    ) -> tuple[float, float, float]:
+        """What steps `first` up to `last` had taken, on average over their time.
+
+        Returns:
+            Slots filled since the stretch began, slots taken in blocks, and those of them that
+            held nothing before: of these there were `free`, and they go first.
+        """
+        filled = taken = empty = 0.0
+        for index in range(first, last):
+            seconds = self.seconds[index]
+            slots = self.blocks_taken[index + 1] * block_size
+            filled += seconds * num_rows * index
+            taken += seconds * slots
+            empty += seconds * min(slots, free)
+        began, ended = self.span(first, last)
+        seconds = ended - began
+        return filled / seconds, taken / seconds, empty / seconds

@@ -2,12 +2,15 @@
 
 import asyncio
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from blockyard.cluster.capacity.server_calibration import StepWatch, measure_server
+from blockyard.cluster.cli import app
 from blockyard.scheduler.simulated.measured_cost import MeasuredCost, StepSample, fit_cost
 
 TRUE = MeasuredCost((1, 8, 64, 512), (0.01, 0.012, 0.02, 0.1), 0.0005, 2e-6, 0.0, 4096, 1e9)
@@ -102,3 +105,11 @@ async def test_two_groups_cannot_be_told_apart() -> None:
     server: Any = Server(2)
     with pytest.raises(ValueError, match="2 groups"):
         await measure_server(server, 8, 512, random.Random(1))
+
+
+def test_only_a_server_can_be_watched(tmp_path: Path) -> None:
+    output = tmp_path / "device.json"
+    ran = CliRunner().invoke(app, ["calibrate", str(output), "--watch", "5"])
+    assert ran.exit_code == 2
+    assert "--address" in ran.stderr
+    assert not output.exists()

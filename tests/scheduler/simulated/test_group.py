@@ -97,3 +97,31 @@ def test_a_stretch_that_is_cut_ends_with_the_step_in_flight() -> None:
     group.finish(sooner)
     assert group.ledger().step == 12
     assert group.begin(sooner, ahead=True) == pytest.approx(end, rel=1e-12)
+
+
+def test_what_steps_ahead_take_is_found_no_more_once_they_are_settled() -> None:
+    asked = Arrival(9, 0.0, 320, 1, (1,))
+    seen = []
+    for ahead in (True, False):
+        group = PagedGroup("g0", ReplayRecords(), Scheduler(CONFIG, 40), COST, PromptWriter())
+        clock = Clock(group, ahead)
+        clock.submit(Arrival(0, 0.0, 320, 1, (1,)))
+        clock.reach(1e9)
+        assert (group.num_requests, group.known_blocks(asked)) == (0, 20)
+        # 40 blocks: 20 are kept, and this one takes 25 by and by, the kept ones last.
+        began = 2e9
+        clock.submit(Arrival(1, began, 30, 370))
+        one_step = COST.decode_seconds(1, 200)
+        for steps in (100, 300, 340):
+            now = began + steps * one_step
+            clock.reach(now)
+            if group.forgets_by(now):
+                assert ahead
+                clock.end = group.settle(now)
+            seen.append((group.known_blocks(asked), clock.end))
+    assert seen[0][0] == 20 > seen[1][0] > seen[2][0] > 0
+    for left, right in zip(seen[:3], seen[3:], strict=True):
+        assert left[0] == right[0]
+    # Where nothing was forgotten the steps ahead were left alone.
+    assert seen[0][1] != seen[3][1]
+    assert seen[1][1] == pytest.approx(seen[4][1])
