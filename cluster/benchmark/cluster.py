@@ -140,12 +140,19 @@ class _Broken:
         await self._until_groups(client, 2)
         self.recoveries.append(time.monotonic() - began)
 
+    async def _all_step(self, client: GenerationClient) -> bool:
+        """Whether every group ends steps: one whose ranks are being replaced answers, too."""
+        before = {group.group_id: group.step for group in (await client.ledger()).groups}
+        await asyncio.sleep(_PROBE_SECONDS)
+        after = {group.group_id: group.step for group in (await client.ledger()).groups}
+        return before.keys() == after.keys() and all(after[g] != before[g] for g in before)
+
     async def _until_groups(self, client: GenerationClient, count: int) -> None:
         """Wait until so many groups answer and step."""
         async with asyncio.timeout(_RECOVERY_SECONDS):
             while True:
                 try:
-                    if len(await groups_of(client)) == count:
+                    if len(await groups_of(client)) == count and await self._all_step(client):
                         return
                 except ServerError as error:
                     if error.code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
