@@ -67,7 +67,7 @@ def _posted(schema: str, summary: str, streams: bool) -> dict[str, Any]:
 
 def _operation(path: str, summary: str) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    answer = {"text/plain": {}} if path == "/metrics" else {"application/json": {}}
+    answer: dict[str, Any] = {"text/plain": {}} if path == "/metrics" else {"application/json": {}}
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {

@@ -107,14 +107,16 @@ def _read_message(item: JsonFields, chat: pb.ChatMessages) -> pb.ChatMessage:
     if role is None:
         raise invalid(item.name("role"), "is missing")
     content = _read_content(item.take("content"), item.name("content"))
-    return chat.messages.add(role="system" if role == "developer" else role, content=content)
+    told_as = "system" if role == "developer" else role
+    message: pb.ChatMessage = chat.messages.add(role=told_as, content=content)
+    return message
 
 
 def _assistant(chat: pb.ChatMessages) -> pb.ChatMessage:
     """The assistant's turn that a call belongs to."""
-    if chat.messages and chat.messages[-1].role == "assistant":
-        return chat.messages[-1]
-    return chat.messages.add(role="assistant")
+    is_last = bool(chat.messages) and chat.messages[-1].role == "assistant"
+    turn: pb.ChatMessage = chat.messages[-1] if is_last else chat.messages.add(role="assistant")
+    return turn
 
 
 def _read_thought(item: JsonFields) -> str:

@@ -162,7 +162,8 @@ def _text_bytes(chat: pb.ChatMessages) -> int:
     """Bytes of all that may be laid out."""
     extras = (*chat.tools, *(call for message in chat.messages for call in message.tool_calls))
     said = sum(len(f"{message.content}{message.reasoning}".encode()) for message in chat.messages)
-    return said + sum(extra.ByteSize() for extra in extras)
+    laid_out: int = said + sum(extra.ByteSize() for extra in extras)
+    return laid_out
 
 
 def _described(index: int, tool: pb.Tool) -> dict[str, Any]:

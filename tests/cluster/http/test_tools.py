@@ -103,7 +103,7 @@ async def test_calls_are_streamed_as_they_form(
             if call.id:
                 calls[call.index] = [call.id, call.function.name, ""]
                 assert call.type == "function"
-            calls[call.index][2] += call.function.arguments or ""
+            calls[call.index][2] = f"{calls[call.index][2]}{call.function.arguments or ''}"
             pieces += 1
     assert content == "I look."
     assert [tuple(call[1:]) for call in calls.values()] == [("weather", PARIS), ("stop", "{}")]
@@ -137,7 +137,8 @@ async def test_one_call_at_a_time_ends_the_answer(
 async def test_without_choice_nothing_is_looked_for(
     client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell, tokenizers: Any
 ) -> None:
-    for extra in ({"tools": TOOLS, "tool_choice": "none"}, {}):
+    extras: list[dict[str, Any]] = [{"tools": TOOLS, "tool_choice": "none"}, {}]
+    for extra in extras:
         dispatcher.script = says(spell, CALL)
         answer: Any = await client.chat.completions.create(model="small", messages=ASKED, **extra)
         assert answer.choices[0].message.content == CALL

@@ -63,6 +63,8 @@ class Traced:
             traces[span.context.trace_id][span.name].append(span)
             if span.parent is not None:
                 assert span.parent.span_id in known or f"{span.parent.span_id:016x}" == PARENT
+            assert span.start_time is not None
+            assert span.end_time is not None
             assert span.start_time <= span.end_time
         return list(traces.values())
 
