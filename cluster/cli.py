@@ -9,6 +9,7 @@ import typer
 from blockyard.cluster.commands.bench import bench_app
 from blockyard.cluster.commands.bench_cluster import bench_cluster
 from blockyard.cluster.commands.bench_cpu import bench_end_to_end, bench_linear
+from blockyard.cluster.commands.bench_kv import bench_kv
 from blockyard.cluster.commands.bench_serve import bench_serve
 from blockyard.cluster.commands.calibrate import calibrate
 from blockyard.cluster.commands.chaos import chaos
@@ -51,6 +52,7 @@ app.command("chaos")(chaos)
 app.add_typer(model_app, name="model")
 app.add_typer(config_app, name="config")
 bench_app.command("linear")(bench_linear)
+bench_app.command("kv")(bench_kv)
 bench_app.command("e2e")(bench_end_to_end)
 bench_app.command("serve")(bench_serve)
 bench_app.command("cluster")(bench_cluster)

@@ -15,7 +15,14 @@ from blockyard.scheduler.config import (
     Speculation,
 )
 from blockyard.scheduler.scaling import ScalingPolicy
-from blockyard.workers.config import DEVICES, DTYPES, WEIGHTS, WorkerConfig, WorkerKind
+from blockyard.workers.config import (
+    DEVICES,
+    DTYPES,
+    KV_DTYPES,
+    WEIGHTS,
+    WorkerConfig,
+    WorkerKind,
+)
 from blockyard.workers.description import ModelDescription
 
 __all__ = ["DEFAULT_GRPC_PORT", "LOOPBACK", "ServeConfig"]
@@ -30,8 +37,8 @@ class ServeConfig:
 
     Attributes:
         model: what to serve; its directory is the same on every node.
-        kind, device, dtype, weights, block_size, num_blocks, num_host_blocks, kv_memory_bytes,
-            threads: see `WorkerConfig`.
+        kind, device, dtype, kv_dtype, weights, block_size, num_blocks, num_host_blocks,
+            kv_memory_bytes, threads: see `WorkerConfig`.
         max_running, max_step_tokens, max_waiting, preemption, pipeline_depth, speculate: see
             `SchedulerConfig`.
         tool_call_parser, reasoning_parser: how the model marks calls and reasoning, see
@@ -69,6 +76,7 @@ class ServeConfig:
     kind: WorkerKind = WorkerKind.MODEL
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     weights: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
@@ -116,6 +124,7 @@ class ServeConfig:
         for name, known in (
             ("device", DEVICES),
             ("dtype", DTYPES),
+            ("kv_dtype", KV_DTYPES),
             ("weights", WEIGHTS),
             ("tool_call_parser", TOOL_FORMATS),
             ("reasoning_parser", REASONING_FORMATS),
@@ -185,6 +194,7 @@ class ServeConfig:
             kind=self.kind,
             device=self.device,
             dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
             weights=self.weights,
             block_size=self.block_size,
             num_blocks=self.num_blocks,

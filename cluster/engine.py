@@ -21,6 +21,7 @@ from blockyard.cluster.books.step_meter import StepMeter
 from blockyard.cluster.books.yard_look import look_at_yard
 from blockyard.cluster.group import Group, GroupLost
 from blockyard.cluster.steps_under_way import StepsUnderWay
+from blockyard.cluster.succession import Succession
 from blockyard.scheduler.explain import Explanation
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepResult
@@ -34,9 +35,6 @@ from blockyard.scheduler.yard_map import YardMap
 __all__ = ["Engine"]
 
 logger = logging.getLogger(__name__)
-
-MOST_REPAIRS = 2
-"""How often a group is formed anew without finishing a step: what fails it may be a request."""
 
 
 class Engine:
@@ -63,8 +61,7 @@ class Engine:
         self._deliver = deliver
         self._on_lost = on_lost
         self._on_change = on_change
-        self._repair = repair
-        self._repairs = 0  # since the last finished step
+        self.succession = Succession(repair, self._note_change)
         self._old_keys: tuple[bytes, ...] = ()
         self._clock = clock
         self.shadow = ShadowFeed(
@@ -170,7 +167,8 @@ class Engine:
 
     def stalled_seconds(self) -> float:
         """How long work has waited since the last finished step; 0 when nothing waits."""
-        return self._clock() - self._last_progress if self._scheduler.has_work else 0.0
+        waits = self._scheduler.has_work and not self.succession.wanted
+        return self._clock() - self._last_progress if waits else 0.0
 
     def check(self) -> None:
         """Prove the invariants of everything the engine owns."""
@@ -193,6 +191,9 @@ class Engine:
             while self._group.lost is None:
                 # Whatever changes from here on is seen by the step or ends the wait behind it.
                 self._changed.clear()
+                if self.succession.wanted and not self._under_way:
+                    self._take_over(await self.succession.carry_out())
+                    self.succession.taken()
                 if not await self.step():
                     self._note_idle()
                     await self._changed.wait()
@@ -204,23 +205,22 @@ class Engine:
 
     async def _repaired(self, reason: str) -> bool:
         """Whether a new group has taken the lost one's place; every request waits for it then."""
-        if self._repair is None or self._repairs == MOST_REPAIRS:
-            return False
-        self._repairs += 1
-        logger.warning("the group is lost and formed anew: %s", reason)
-        try:
-            self._group = await self._repair()
-        except Exception:
-            logger.exception("the group could not be formed anew")
+        group = await self.succession.after_loss(reason)
+        if group is None:
             return False
         self.step_meter.reformed()
         self.step_log.abandoned()
+        self._take_over(group)
+        return True
+
+    def _take_over(self, group: Group) -> None:
+        """Go on with a group whose pools are empty."""
+        self._group = group
         self._old_keys += self.prefix_keys()
         self._scheduler = restarted(self._scheduler, self._clock())
         self._group.on_change(self._take_acknowledged)
         self._last_progress = self._clock()
         self._note_change()
-        return True
 
     async def step(self) -> bool:
         """Schedule as far ahead as may be, then let the oldest step end, and update.
@@ -231,7 +231,7 @@ class Engine:
         Raises:
             GroupLost: a rank is gone.
         """
-        while self._scheduler.may_plan and self._schedule():
+        while not self.succession.wanted and self._scheduler.may_plan and self._schedule():
             pass
         if not self._under_way:
             return False
@@ -263,7 +263,7 @@ class Engine:
         """Book the oldest step under way and tell what is new."""
         arrived = self._last_progress = self._clock()
         updates = self._scheduler.commit(result, arrived)
-        self._repairs = 0
+        self.succession.step_ended()
         self._deliver(updates)
         for listener in self._listeners:
             listener.stepped(updates)

@@ -1,10 +1,11 @@
-"""The ranks of one group from start to end: loaded, made to meet, connected to, formed anew.
+"""The ranks of one group from start to end: loaded, made to meet, connected to, reformed, rested.
 
 Does not know what a rank's process is started by. Units: blocks.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from blockyard.cluster.rank import RankDied, RankHandle
@@ -88,6 +89,32 @@ class GroupRanks:
                     f"{self.num_blocks}"
                 )
             self.profiles[rank] = profile
+        await self._all("allocate", self.num_blocks, self.num_host_blocks)
+        return await self._connect()
+
+    async def rest(self) -> None:
+        """Free the weights and the pools of every rank, whose connections are closed."""
+        await self._all("rest")
+
+    async def wake(self, model_dir: str | None = None) -> WorkerGroup:
+        """Load the model again on every rank, with pools of the same size, and connect.
+
+        Args:
+            model_dir: of other weights of the same shape, from now on; None: those before.
+        """
+        if model_dir is not None:
+            self._configs = [replace(config, model_dir=model_dir) for config in self._configs]
+        # Not measured again: what a step takes has not changed.
+        sized = [
+            replace(config, num_blocks=self.num_blocks, num_host_blocks=self.num_host_blocks)
+            for config in self._configs
+        ]
+        await asyncio.gather(
+            *(
+                handle.call("load", config)
+                for handle, config in zip(self._handles, sized, strict=True)
+            )
+        )
         await self._all("allocate", self.num_blocks, self.num_host_blocks)
         return await self._connect()
 

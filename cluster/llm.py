@@ -8,6 +8,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, cast
 
@@ -21,7 +22,7 @@ from blockyard.cluster.tokenizer import load_tokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, SchedulerConfig, Speculation
 from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_model
-from blockyard.workers.config import WorkerConfig, WorkerKind
+from blockyard.workers.config import Executor, WorkerConfig, WorkerKind
 from blockyard.workers.description import describe_model
 
 __all__ = ["LLM"]
@@ -35,7 +36,7 @@ class LLM:
 
     Args:
         model: name, Hugging Face repository, or directory.
-        device, dtype, num_blocks, num_host_blocks, threads: see `WorkerConfig`.
+        device, dtype, kv_dtype, num_blocks, num_host_blocks, threads: see `WorkerConfig`.
         block_size: token slots in a block.
         max_running, max_step_tokens, speculate: see `SchedulerConfig`.
 
@@ -50,6 +51,7 @@ class LLM:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        kv_dtype: str = "auto",
         block_size: int = DEFAULT_BLOCK_SIZE,
         num_blocks: int | None = None,
         num_host_blocks: int | None = None,
@@ -74,6 +76,7 @@ class LLM:
             kind=WorkerKind.WITNESS if model == WITNESS_MODEL else WorkerKind.MODEL,
             device=device,
             dtype=dtype,
+            kv_dtype=kv_dtype,
             block_size=block_size,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
@@ -84,6 +87,17 @@ class LLM:
         # Imported here: the name of this class must not cost what torch costs.
         from blockyard.workers.worker import make_worker
 
+        def make_again(model_dir: str) -> Executor:
+            blocks = self._dispatcher.engine.ledger()
+            return make_worker(
+                replace(
+                    worker,
+                    model_dir=model_dir,
+                    num_blocks=blocks.blocks.total,
+                    num_host_blocks=blocks.host_blocks.total,
+                )
+            )
+
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="blockyard-llm")
         self._thread.start()
@@ -93,6 +107,7 @@ class LLM:
             )
             tokenizers = {description.name: load_tokenizer(directory)}
             self._service = GenerationService(self._dispatcher, tokenizers)
+            self._rest = self._dispatcher.rest(make_again)
         except BaseException:
             self._end_loop()
             raise
@@ -110,6 +125,37 @@ class LLM:
         if self._thread.is_alive():
             self._run(self._dispatcher.close())
             self._end_loop()
+
+    def sleep(self) -> None:
+        """Give back the memory of weights and blocks; requests wait until `wake_up`.
+
+        Raises:
+            RuntimeError: it sleeps already.
+        """
+        self._run(self._rest.sleep())
+
+    def wake_up(self) -> None:
+        """Load the model again and go on.
+
+        Raises:
+            RuntimeError: it does not sleep.
+            GroupLost: it could not be loaded.
+        """
+        self._run(self._rest.wake())
+
+    def update_weights(self, model: str) -> None:
+        """Go on with other weights of the same shape, awake or asleep; no old block is found.
+
+        Args:
+            model: name, Hugging Face repository, or directory.
+
+        Raises:
+            ModelUnavailable, ModelFilesError, ValueError: there are none, or of another shape;
+                nothing has changed.
+            GroupLost: they could not be loaded.
+        """
+        directory = resolve_model(model, None, SilentProgress())
+        self._run(self._rest.update(str(directory)))
 
     def generate(
         self,

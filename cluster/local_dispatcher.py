@@ -4,6 +4,7 @@ The whole request path stands in front of it as it stands in front of a cluster.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Self
 
 from blockyard.cluster.books.group_books import GroupBooks
@@ -12,6 +13,7 @@ from blockyard.cluster.engine import Engine
 from blockyard.cluster.engine_stream import EngineStream, first_words_first
 from blockyard.cluster.local_group import LocalGroup
 from blockyard.cluster.request_desk import RequestDesk
+from blockyard.cluster.resting import Rest
 from blockyard.cluster.served_request import ServedRequest
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
@@ -58,6 +60,29 @@ class LocalDispatcher:
         )
         scheduler = Scheduler(limits, profile.max_blocks, profile.max_host_blocks, rates)
         return cls(model, (scheduler, group), profile.device)
+
+    def rest(self, make_executor: Callable[[str], Executor]) -> Rest:
+        """What puts the model to sleep, wakes it and changes its weights.
+
+        Args:
+            make_executor: of the model in a directory, with as many blocks as the first one.
+        """
+        from blockyard.workers.given_back import give_back_memory  # imports torch
+
+        model_dir = self._model.directory
+
+        async def free() -> None:
+            await self._group.close()
+            await asyncio.to_thread(give_back_memory)
+
+        async def load(other_dir: str | None) -> LocalGroup:
+            nonlocal model_dir
+            model_dir = other_dir or model_dir
+            self._group = LocalGroup(await asyncio.to_thread(make_executor, model_dir))
+            await self._group.load()
+            return self._group
+
+        return Rest(self.engine.succession, free, load, model_dir)
 
     def models(self) -> tuple[ModelDescription, ...]:
         """The one model."""

@@ -18,7 +18,7 @@ class LocalGroup:
     """A group of one rank, loaded already or by `load`."""
 
     def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+        self._executor: Executor | None = executor
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blockyard-rank")
         self._acknowledged = 0
         self._lost: str | None = None
@@ -26,10 +26,10 @@ class LocalGroup:
 
     async def load(self) -> WorkerProfile:
         """Load the model and make the pools, of as many blocks as there is room for."""
-        loop = asyncio.get_running_loop()
-        profile = await loop.run_in_executor(self._thread, self._executor.load)
+        loop, executor = asyncio.get_running_loop(), self._loaded()
+        profile = await loop.run_in_executor(self._thread, executor.load)
         await loop.run_in_executor(
-            self._thread, self._executor.allocate, profile.max_blocks, profile.max_host_blocks
+            self._thread, executor.allocate, profile.max_blocks, profile.max_host_blocks
         )
         return profile
 
@@ -66,15 +66,21 @@ class LocalGroup:
         return result
 
     async def close(self) -> None:
-        """End the thread after the step in flight."""
+        """End the thread after the step in flight, and let the executor go."""
         await asyncio.to_thread(self._thread.shutdown)
+        self._executor = None
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """In the thread: run a step, unless one before it failed. Who waits behind it learns so."""
         if self._lost is not None:
             raise GroupLost(self._lost)
         try:
-            return self._executor.execute(plan)
+            return self._loaded().execute(plan)
         except Exception as error:
             self._lost = f"the executor failed in step {plan.step}: {error!r}"
             raise GroupLost(self._lost) from error
+
+    def _loaded(self) -> Executor:
+        if self._executor is None:
+            raise RuntimeError("the group is closed; make another one")
+        return self._executor

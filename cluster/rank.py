@@ -92,6 +92,17 @@ class Rank:
         """This rank's process id, for operators and fault tests."""
         return os.getpid()
 
+    def rest(self) -> None:
+        """End what was loaded and give back its memory; `load` comes next."""
+        from blockyard.workers.given_back import give_back_memory
+
+        host = self._host
+        self.close()
+        if host is not None:
+            host.wait_ended()
+            del host
+        give_back_memory()
+
     def close(self) -> None:
         """End what was loaded."""
         if self._communicator is not None:

@@ -27,6 +27,7 @@ OWN_OF_A_MODEL = frozenset(
         *(
             "device",
             "dtype",
+            "kv_dtype",
             "weights",
             "block_size",
             "num_blocks",

@@ -76,6 +76,11 @@ class WorkerHost:
                 held.shutdown(socket.SHUT_RDWR)
         self._thread.shutdown(wait=False)
 
+    def wait_ended(self) -> None:
+        """Wait for the thread, which ends after `close`; then nothing holds the executor."""
+        self._thread.shutdown(wait=True)
+        self._executor = None
+
     def _loaded(self) -> Executor:
         if self._executor is None:
             raise RuntimeError("load() comes first")

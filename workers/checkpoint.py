@@ -1,8 +1,8 @@
 """The tensors of a model directory's safetensors, read when they are asked for, whole or in part.
 
 Whole tensors are mapped: they take no memory of their own until somebody writes to them. Parts are
-read from the file, so that no other part of it ever counts as this process's memory. Knows no
-model. Units: bytes.
+read from the file, so that no other part of it ever counts as this process's memory. Linears that
+are packed are unpacked whole, one at a time. Knows no model. Units: bytes.
 """
 
 import json
@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from blockyard.workers.description import ModelFilesError
+from blockyard.workers.packed_linears import Packing
 from blockyard.workers.partition import Span
 from blockyard.workers.progress import ProgressReporter
 
@@ -65,13 +66,17 @@ class Checkpoint:
     Args:
         directory: holds the files.
         progress: told of the bytes of files that are done with.
+        packing: how linears are packed; None: they are not.
 
     Raises:
         ModelFilesError: a file is missing or damaged.
     """
 
-    def __init__(self, directory: Path, progress: ProgressReporter) -> None:
+    def __init__(
+        self, directory: Path, progress: ProgressReporter, packing: Packing | None = None
+    ) -> None:
         self._progress = progress
+        self._packing = packing
         self._lock = Lock()
         self._done_bytes = 0
         self._slice_of: Callable[[str], Slice | None] = lambda name: None
@@ -89,6 +94,7 @@ class Checkpoint:
         except (OSError, SafetensorError) as error:
             self._stack.close()
             raise ModelFilesError(f"the weights in {directory} cannot be read: {error}") from error
+        self._parts_of = self._find_packed()
 
     def __enter__(self) -> "Checkpoint":
         """Itself."""
@@ -96,16 +102,25 @@ class Checkpoint:
 
     def __exit__(self, *exception: object) -> None:
         """Close the files; tensors that were read stay."""
+        if exception[0] is not None:
+            # Threads of transformers may be reading still: files close when the last one has ended.
+            self._stack.pop_all()
+            return
         self._stack.close()
         # What is no tensor, or of none that the model has.
         self._progress.advance(max(0, self.total_bytes - self._done_bytes))
 
     def tensors(self) -> dict[str, CheckpointTensor]:
         """Every tensor by name, unread."""
-        return {name: CheckpointTensor(self, name) for name in self._mapped}
+        packed = {part for parts in self._parts_of.values() for part in parts.values()}
+        names = [*(name for name in self._mapped if name not in packed), *self._parts_of]
+        return {name: CheckpointTensor(self, name) for name in names}
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the whole tensor."""
+        if name in self._parts_of and self._packing is not None:
+            first = self._parts_of[name][self._packing.parts[0]]
+            return self._packing.shape(self.shape(first))
         return tuple(self._mapped[name].get_slice(name).get_shape())
 
     def keep(self, slices: Callable[[str], Slice | None]) -> None:
@@ -115,6 +130,8 @@ class Checkpoint:
     def read(self, name: str) -> torch.Tensor:
         """A tensor, or the part of it that is kept."""
         part = self._slice_of(name)
+        if name in self._parts_of:
+            return self._unpack(name, part)
         if part is None:
             tensor: torch.Tensor = self._mapped[name].get_tensor(name)
             whole_bytes = tensor.nbytes
@@ -122,14 +139,43 @@ class Checkpoint:
             tensor = _part(self._read[name].get_slice(name), part)
             kept = tensor.shape[part.dim] or 1
             whole_bytes = tensor.nbytes // kept * self.shape(name)[part.dim]
-        with self._lock:
-            self._done_bytes += whole_bytes
-            self._progress.advance(whole_bytes)
+        self._advance(whole_bytes)
         return tensor
+
+    def _unpack(self, name: str, part: Slice | None) -> torch.Tensor:
+        assert self._packing is not None
+        parts = {
+            kind: self._mapped[tensor].get_tensor(tensor)
+            for kind, tensor in self._parts_of[name].items()
+        }
+        try:
+            whole = self._packing.unpack(parts)
+        except (KeyError, RuntimeError, IndexError) as error:
+            raise ModelFilesError(f"{name} is not packed as the config says: {error}") from error
+        self._advance(sum(tensor.nbytes for tensor in parts.values()))
+        return whole if part is None else _part(whole, part).clone()
+
+    def _find_packed(self) -> dict[str, dict[str, str]]:
+        """By the name of a weight, the tensors that stand for it."""
+        found: dict[str, dict[str, str]] = {}
+        if self._packing is None:
+            return found
+        for name in self._mapped:
+            owner, _, kind = name.rpartition(".")
+            # Who is one part of several: a norm has no `qweight` beside what it has.
+            if kind in self._packing.parts and f"{owner}.{self._packing.parts[0]}" in self._mapped:
+                found.setdefault(f"{owner}.weight", {})[kind] = name
+        return found
+
+    def _advance(self, num_bytes: int) -> None:
+        with self._lock:
+            self._done_bytes += num_bytes
+            self._progress.advance(num_bytes)
 
 
 def _part(source: Any, part: Slice) -> torch.Tensor:
-    shape = list(source.get_shape())
+    """A part of a tensor, or of what reads one from a file."""
+    shape = list(source.shape if isinstance(source, torch.Tensor) else source.get_shape())
     nothing: torch.Tensor = source[0:0]  # for its dtype
     if part.blank:
         return nothing.new_zeros(shape)

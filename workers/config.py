@@ -11,6 +11,7 @@ __all__ = [
     "BACKENDS",
     "DEVICES",
     "DTYPES",
+    "KV_DTYPES",
     "WEIGHTS",
     "AllocatorMemory",
     "Executor",
@@ -23,6 +24,7 @@ __all__ = [
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "bfloat16", "int8", "fp8")
 BACKENDS = ("auto", "torch", "kernels", "emulator")
 WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
 
@@ -44,6 +46,8 @@ class WorkerConfig:
         device: `auto`, `cpu` or `cuda`.
         dtype: `auto` (float32 on CPU, the checkpoint's own on a GPU), `float32`, `bfloat16`,
             `float16`.
+        kv_dtype: what keys and values are kept in: `auto` (the model's dtype), `bfloat16`, `int8`
+            (on a CPU), `fp8` (e4m3, by kernels); see `workers/kv_dtype.py`.
         weights: how a CPU keeps weights, whatever the dtype of sums: `auto` (fp32), `fp32`, `bf16`,
             `int8`, `int4`; see `workers/cpu/packed.py`.
         backend: what computes attention: `auto` (the fastest that serves the model), `torch`,
@@ -63,6 +67,7 @@ class WorkerConfig:
     kind: WorkerKind = WorkerKind.MODEL
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     weights: str = "auto"
     backend: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE

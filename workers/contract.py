@@ -62,10 +62,6 @@ def refuse_config(config: Mapping[str, Any], text: Mapping[str, Any], context_to
     kind = config.get("model_type", "unknown")
     if config.get("is_encoder_decoder"):
         raise UnsupportedModel(f"{kind} is an encoder-decoder model; only decoders are served")
-    if config.get("quantization_config"):
-        raise UnsupportedModel(
-            f"this {kind} checkpoint is quantised, which is not served; give an unquantised one"
-        )
     for field, reason in _OTHER_MEMORIES.items():
         if text.get(field):
             raise UnsupportedModel(f"{kind} {reason}; not served")

@@ -1,10 +1,13 @@
 """The pools of KV blocks of one rank, on its device and in host memory, and moves between them.
 
 Layout `[block][layer][K, V][kv head][slot][head_dim]` in both: a block is one contiguous run over
-all layers, so it moves in one copy, and neighbours that stay neighbours move together. Does not
-know which block belongs to whom. Units: blocks, bytes, seconds.
+all layers, so it moves in one copy, and neighbours that stay neighbours move together. In int8 a
+float32 scale for each slot of a head follows the numbers of the whole block, as
+`[layer][K, V][kv head][slot]`, and moves with them. Does not know which block belongs to whom.
+Units: blocks, bytes, seconds.
 """
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +16,7 @@ from functools import partial
 
 import torch
 
-from blockyard.cuda.backend import BlockMoves
+from blockyard.cuda.backend import BlockMoves, LayerKV
 from blockyard.scheduler.plan import BlockCopy
 
 __all__ = ["KVCache", "KVGeometry"]
@@ -25,7 +28,7 @@ def _no_mover(blocks: torch.Tensor, host_blocks: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """Shape of the KV of one token on this rank, and of a block."""
+    """Shape of the KV of one token on this rank, and of a block; `dtype` is what is stored."""
 
     layers: int
     kv_heads: int
@@ -33,15 +36,47 @@ class KVGeometry:
     block_size: int
     dtype: torch.dtype
 
+    def __post_init__(self) -> None:
+        """Refuse int8 blocks whose scales would lie at odd addresses."""
+        if self.dtype is torch.int8 and self.block_size * self.head_dim % 2:
+            raise ValueError(
+                f"blocks of {self.block_size} slots with heads of {self.head_dim} numbers cannot "
+                "be kept in int8; choose an even block size"
+            )
+
+    @property
+    def scaled_slots(self) -> bool:
+        """Whether each slot of a head has a scale of its own."""
+        return self.dtype is torch.int8
+
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's keys and values over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of one token's keys and values over all layers, scales of its slots included."""
+        scale_bytes = torch.float32.itemsize if self.scaled_slots else 0
+        head_bytes = self.head_dim * self.dtype.itemsize + scale_bytes
+        return 2 * self.layers * self.kv_heads * head_bytes
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
         return self.block_size * self.token_bytes
+
+    def numbers(self, pool: torch.Tensor) -> torch.Tensor:
+        """Keys and values in `pool`, uint8 `[blocks, block_bytes]`, a view.
+
+        `[blocks, layers, 2 (K, V), kv heads, block_size, head_dim]`.
+        """
+        shape = (self.layers, 2, self.kv_heads, self.block_size, self.head_dim)
+        used = math.prod(shape) * self.dtype.itemsize
+        return pool[:, :used].view(self.dtype).view(len(pool), *shape)
+
+    def slot_scales(self, pool: torch.Tensor) -> torch.Tensor | None:
+        """The slots' scales in `pool`, a view: `[blocks, layers, 2, kv heads, block_size]`."""
+        if not self.scaled_slots:
+            return None
+        shape = (self.layers, 2, self.kv_heads, self.block_size)
+        used = math.prod(shape) * self.head_dim
+        return pool[:, used:].view(torch.float32).view(len(pool), *shape)
 
 
 class KVCache:
@@ -52,8 +87,11 @@ class KVCache:
 
     Attributes:
         geometry: shape of a block.
-        blocks: `[num_blocks, layers, 2 (K, V), kv heads, block_size, head_dim]`.
+        blocks: `[num_blocks, layers, 2 (K, V), kv heads, block_size, head_dim]`, what is stored.
         host_blocks: the same for the host's blocks.
+        pool, host_pool: both with the scales of slots, uint8 `[blocks, block_bytes]`.
+        head_scales: of float8 blocks, float32 `[layers, 2 (K, V), kv heads]`: what a stored number
+            is multiplied by. 1 until somebody sets them, which must be before the first write.
 
     Args:
         geometry: shape of a block.
@@ -76,14 +114,20 @@ class KVCache:
         if num_host_blocks < 0:
             raise ValueError(f"the host pool has {num_host_blocks} blocks; 0 means none")
         self.geometry = geometry
-        self.blocks = _empty_pool(geometry, num_blocks, device)
-        self.host_blocks = _empty_pool(geometry, num_host_blocks, torch.device("cpu"))
+        self.pool = _empty_pool(geometry, num_blocks, device)
+        self.host_pool = _empty_pool(geometry, num_host_blocks, torch.device("cpu"))
+        self.blocks = geometry.numbers(self.pool)
+        self.host_blocks = geometry.numbers(self.host_pool)
         if device.type == "cuda" and num_host_blocks:
-            unlock = _lock_pages(self.host_blocks)
+            unlock = _lock_pages(self.host_pool)
             weakref.finalize(self, unlock)
-        self._layers = self.blocks.unbind(1)
+        self.head_scales: torch.Tensor | None = None
+        if geometry.dtype is torch.float8_e4m3fn:
+            shape = (geometry.layers, 2, geometry.kv_heads)
+            self.head_scales = torch.ones(shape, device=device)
+        self._layers = self._layer_views()
 
-        self._mover = mover(self.blocks, self.host_blocks)
+        self._mover = mover(self.pool, self.host_pool)
 
     @property
     def num_blocks(self) -> int:
@@ -95,9 +139,13 @@ class KVCache:
         """Blocks in the host pool."""
         return self.host_blocks.shape[0]
 
-    def layer(self, index: int) -> torch.Tensor:
-        """One layer of every block, `[num_blocks, 2, kv heads, block_size, head_dim]`, a view."""
+    def layer(self, index: int) -> LayerKV:
+        """One layer of every block, with its scales; views."""
         return self._layers[index]
+
+    def clear(self) -> None:
+        """Set every number and scale on the device to 0."""
+        self.pool.zero_()
 
     def move(
         self,
@@ -126,19 +174,19 @@ class KVCache:
 
     def _swap_out(self, moves: Sequence[BlockCopy]) -> None:
         if self._mover is None:
-            _copy_runs(self.blocks, self.host_blocks, moves)
+            _copy_runs(self.pool, self.host_pool, moves)
         else:
             self._mover.swap_out(_pairs(moves))
 
     def _copy(self, moves: Sequence[BlockCopy]) -> None:
         if self._mover is None:
-            _copy_runs(self.blocks, self.blocks, moves)
+            _copy_runs(self.pool, self.pool, moves)
         else:
             self._mover.copy(_pairs(moves))
 
     def _swap_in(self, moves: Sequence[BlockCopy]) -> None:
         if self._mover is None:
-            _copy_runs(self.host_blocks, self.blocks, moves)
+            _copy_runs(self.host_pool, self.pool, moves)
         else:
             self._mover.swap_in(_pairs(moves))
 
@@ -149,23 +197,24 @@ class KVCache:
             return 0.0
         began = time.perf_counter()
         swap(moves)
-        if self.blocks.is_cuda:
+        if self.pool.is_cuda:
             # Who is told that the step has ended may reuse both sides of the move.
-            torch.cuda.synchronize(self.blocks.device)
+            torch.cuda.synchronize(self.pool.device)
         return time.perf_counter() - began
+
+    def _layer_views(self) -> tuple[LayerKV, ...]:
+        scales = self.geometry.slot_scales(self.pool)
+        if scales is not None:
+            by_layer = scales.unbind(1)
+        elif self.head_scales is not None:
+            by_layer = self.head_scales.unbind(0)
+        else:
+            return tuple(LayerKV(layer) for layer in self.blocks.unbind(1))
+        return tuple(map(LayerKV, self.blocks.unbind(1), by_layer))
 
 
 def _empty_pool(geometry: KVGeometry, num_blocks: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(
-        num_blocks,
-        geometry.layers,
-        2,
-        geometry.kv_heads,
-        geometry.block_size,
-        geometry.head_dim,
-        dtype=geometry.dtype,
-        device=device,
-    )
+    return torch.empty(num_blocks, geometry.block_bytes, dtype=torch.uint8, device=device)
 
 
 def _lock_pages(pool: torch.Tensor) -> Callable[[], object]:

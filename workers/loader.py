@@ -22,6 +22,7 @@ from blockyard.workers.collectives import Communicator
 from blockyard.workers.contract import UnsupportedModel, refuse_config
 from blockyard.workers.description import ModelFilesError
 from blockyard.workers.model import DecoderModel
+from blockyard.workers.packed_linears import packing_of
 from blockyard.workers.progress import ProgressReporter
 from blockyard.workers.sharding import shard_model
 
@@ -64,12 +65,15 @@ def load_model(
     """
     _refuse_weights(directory)
     config = _read_config(directory)
+    packing = packing_of(config.to_dict().get("quantization_config"))
+    if packing is not None:
+        del config.quantization_config  # or transformers would look for kernels of its own
     refuse_config(config.to_dict(), config.get_text_config().to_dict(), context_tokens)
     register_attention()
     # One process serves one model and shows its own bars.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     chosen = _resolve_dtype(dtype, config, device)
-    with Checkpoint(directory, progress) as checkpoint:
+    with Checkpoint(directory, progress, packing) as checkpoint:
         progress.stage(f"loading {directory.name}", checkpoint.total_bytes)
         model = _read_model(config, checkpoint, chosen, communicator or Communicator())
     return DecoderModel(model.to(device).eval().requires_grad_(False), context_tokens)

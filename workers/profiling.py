@@ -95,7 +95,7 @@ def measure_link(geometry: KVGeometry, most_blocks: int, device: torch.device) -
     """
     blocks = max(1, min(most_blocks, _LINK_BYTES // geometry.block_bytes))
     cache = KVCache(geometry, blocks, device, blocks)
-    cache.blocks.zero_()
+    cache.clear()
     # In reverse, so that no two blocks are neighbours on both sides: swaps in use seldom are.
     moves = tuple(BlockCopy(block, blocks - 1 - block) for block in range(blocks))
     cache.move(swap_outs=moves)  # the first use of a page is the system's time, not the link's

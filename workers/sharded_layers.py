@@ -4,6 +4,10 @@ Columns need no class of their own: a linear with fewer of them is a linear. Whi
 becomes what is decided in `sharding.py`.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.functional import linear
@@ -124,17 +128,22 @@ class SpreadRMSNorm(nn.Module):
 def split_embedding(embedding: nn.Embedding, rows: Span, communicator: Communicator) -> None:
     """Have an embedding with only these rows of the vocabulary answer for all of it.
 
-    Its own `forward` stays in use: models have embeddings that scale what they look up.
+    Its own `forward` stays in use: models have embeddings that scale what they look up. Whoever
+    keeps the rows in another way calls its new method `look_up_by`.
     """
     embedding.padding_idx = None  # it is for training, and may lie in another rank's rows
     look_up_own = embedding.forward
 
-    def look_up(input: torch.Tensor) -> torch.Tensor:
+    def look_up_by(
+        own_rows: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor
+    ) -> torch.Tensor:
         elsewhere = (input < rows.start) | (input >= rows.stop)
-        own = look_up_own((input - rows.start).masked_fill(elsewhere, 0))
+        own = own_rows((input - rows.start).masked_fill(elsewhere, 0))
         return communicator.all_reduce(own.masked_fill(elsewhere[..., None], 0))
 
-    embedding.forward = look_up  # type: ignore[method-assign]
+    embedding.forward = partial(look_up_by, look_up_own)  # type: ignore[method-assign]
+    owner: Any = embedding
+    owner.look_up_by = look_up_by
 
 
 def sum_outputs(module: nn.Module, communicator: Communicator) -> None:

@@ -25,6 +25,7 @@ from blockyard.workers.description import describe_model
 from blockyard.workers.grammar import grammars_of, prepare_masks
 from blockyard.workers.guesses import reached, rules_ahead
 from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.kv_dtype import resolve_kv_dtype
 from blockyard.workers.memory import count_blocks, count_host_blocks, measure_peak
 from blockyard.workers.model import DecoderModel
 from blockyard.workers.profiling import largest_batch, measure_link, measure_prefill
@@ -209,7 +210,7 @@ class ModelWorker:
     def _runner(self, model: DecoderModel, geometry: KVGeometry) -> Callable[[FlatBatch], None]:
         """Runs batches on a cleared pool of one block."""
         cache = KVCache(geometry, 1, self._device)
-        cache.blocks.zero_()
+        cache.clear()
 
         def run(batch: FlatBatch) -> None:
             with torch.inference_mode():
@@ -224,7 +225,7 @@ class ModelWorker:
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
             block_size=self._config.block_size,
-            dtype=model.dtype,
+            dtype=resolve_kv_dtype(self._config, model.dtype, self._device),
         )
 
     def _choose_backend(self, model: DecoderModel, geometry: KVGeometry) -> AttentionBackend:
@@ -241,7 +242,10 @@ class ModelWorker:
         from blockyard.workers.cpu.packed import WeightStorage
 
         storage = WeightStorage.FP32 if config.weights == "auto" else WeightStorage(config.weights)
-        return put_on_cpu_path(model, self._threads, config.max_context_tokens, storage).backend
+        path = put_on_cpu_path(
+            model, self._threads, config.max_context_tokens, storage, geometry.dtype
+        )
+        return path.backend
 
     def _refuse_unserved(self, model: DecoderModel, geometry: KVGeometry) -> None:
         """What the model's layers need must be what the backend has."""

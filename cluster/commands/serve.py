@@ -88,6 +88,13 @@ def serve(
             "checkpoint's own on a GPU."
         ),
     ] = "auto",
+    kv_dtype: Annotated[
+        str,
+        typer.Option(
+            help="What keys and values are kept in: auto (as computed), bfloat16, int8 (on a CPU) "
+            "or fp8 (on a GPU): fewer bytes a block, more blocks."
+        ),
+    ] = "auto",
     weights: Annotated[
         str,
         typer.Option(
@@ -238,6 +245,7 @@ def serve(
         "num_ranks": ranks,
         "device": device,
         "dtype": dtype,
+        "kv_dtype": kv_dtype,
         "weights": weights,
         "block_size": block_size,
         "num_blocks": blocks,

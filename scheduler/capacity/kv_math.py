@@ -16,6 +16,10 @@ _BITS = {
 }
 
 
+_SCALE_BYTES = {"int8": 4}
+"""Beside the numbers of one slot of a head: in int8 it has a scale of its own."""
+
+
 def element_bits(dtype: str) -> int:
     """Bits of one element of `dtype`.
 
@@ -70,8 +74,9 @@ class ModelShape:
 
     def _kv_bytes(self, num_heads: int, dtype: str) -> int:
         keys_and_values = 2
-        elements = keys_and_values * self.num_layers * num_heads * self.head_dim
-        return elements * element_bits(dtype) // 8
+        slots = keys_and_values * self.num_layers * num_heads
+        scales = slots * _SCALE_BYTES.get(dtype.lower(), 0)
+        return slots * self.head_dim * element_bits(dtype) // 8 + scales
 
 
 KNOWN_SHAPES = {

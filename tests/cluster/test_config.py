@@ -19,6 +19,12 @@ def test_pool_sizes_reach_every_rank() -> None:
     assert ServeConfig(MODEL, num_host_blocks=0).worker(0).num_host_blocks == 0
 
 
+def test_the_dtype_of_blocks_reaches_every_rank_and_must_be_known() -> None:
+    assert ServeConfig(MODEL, kv_dtype="int8").worker(1).kv_dtype == "int8"
+    with pytest.raises(ValueError, match=r"kv_dtype is 'int4'; known are auto, bfloat16"):
+        ServeConfig(MODEL, kv_dtype="int4")
+
+
 def test_a_host_pool_is_never_negative() -> None:
     with pytest.raises(ValueError, match="num_host_blocks is -1; it must be 0"):
         ServeConfig(MODEL, num_host_blocks=-1)

@@ -14,7 +14,7 @@ import torch
 
 from blockyard.cluster.engine import Engine
 from blockyard.cluster.local_group import LocalGroup
-from blockyard.cuda.backend import AttentionForm, LayerKV
+from blockyard.cuda.backend import AttentionForm
 from blockyard.cuda.emulator.build import EmulatedLibrary
 from blockyard.cuda.kernel_backend import KernelBackend
 from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig
@@ -69,7 +69,7 @@ class AttentionWitness:
             return StepResult(plan.step, ())
         queries, keys, values = self.project(batch.input_ids, batch.positions)
         step = self._backend.begin(batch.attention)
-        kv = LayerKV(self._cache.layer(0))
+        kv = self._cache.layer(0)
         step.write(kv, keys, values)
         attended = step.attend(kv, queries, FORM)[batch.sample_tokens]
         logits = attended.float().flatten(1) @ self.scores.T

@@ -71,12 +71,19 @@ def tiny_dir(tiny_llama: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def make_tiny_worker(tiny_dir: Path) -> Callable[..., ModelWorker]:
+def kv_dtype() -> str:
+    """What workers of `make_tiny_worker` keep KV in; modules put their own in its place."""
+    return "auto"
+
+
+@pytest.fixture
+def make_tiny_worker(tiny_dir: Path, kv_dtype: str) -> Callable[..., ModelWorker]:
     def make(num_blocks: int = 64, block_size: int = 16, num_host_blocks: int = 0) -> ModelWorker:
         config = WorkerConfig(
             model_dir=str(tiny_dir),
             max_context_tokens=512,
             device="cpu",
+            kv_dtype=kv_dtype,
             block_size=block_size,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,

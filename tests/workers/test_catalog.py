@@ -18,6 +18,7 @@ from blockyard.workers.catalog import (
     resolve_model,
 )
 from blockyard.workers.description import describe_model
+from blockyard.workers.gguf_convert import UnsupportedGguf
 from blockyard.workers.model_sources import (
     GgufWheel,
     SourceUnavailable,
@@ -42,6 +43,40 @@ def _unavailable(*args: object) -> Path:
 def test_a_directory_is_used_as_it_is(tmp_path: Path, progress: Any) -> None:
     assert resolve_model(str(tmp_path), tmp_path / "cache", progress) == tmp_path
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_gguf_file_is_converted_once_and_anew_when_it_has_changed(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted: list[Path] = []
+
+    def convert(source: Path, folder: Path, progress: Any) -> None:
+        converted.append(source)
+        (folder / "model.safetensors").write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(catalog, "convert_gguf", convert)
+    source = tmp_path / "Some-Model.Q4_K_M.gguf"
+    source.write_bytes(b"one")
+    first = resolve_model(str(source), tmp_path / "cache", progress)
+    assert first == resolve_model(str(source), tmp_path / "cache", progress)
+    assert converted == [source]
+    assert first.name.startswith("Some-Model.Q4_K_M-")
+    source.write_bytes(b"other")
+    second = resolve_model(str(source), tmp_path / "cache", progress)
+    assert (second / "model.safetensors").read_bytes() == b"other"
+
+
+def test_a_gguf_file_of_another_family_is_refused_with_the_reason(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(source: Path, folder: Path, progress: Any) -> None:
+        raise UnsupportedGguf("holds architecture 'rwkv'")
+
+    monkeypatch.setattr(catalog, "convert_gguf", convert)
+    source = tmp_path / "model.gguf"
+    source.write_bytes(b"GGUF")
+    with pytest.raises(ModelUnavailable, match=r"model.gguf: holds architecture 'rwkv'"):
+        resolve_model(str(source), tmp_path / "cache", progress)
 
 
 @pytest.mark.parametrize("name", ["gpt-9", "./nowhere/at-all", "a/b/c", "/nowhere", "../x", ""])

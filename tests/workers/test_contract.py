@@ -180,7 +180,7 @@ def test_encoder_decoders_quantised_and_own_code_are_refused(tmp_path: Path, pro
         with pytest.raises(UnsupportedModel, match=reason):
             load()
     config = LlamaConfig(**SIZES)
-    config.quantization_config = {"quant_method": "gptq"}
+    config.quantization_config = {"quant_method": "bitsandbytes"}
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="quantised"):
         load()

@@ -1,6 +1,7 @@
 """The pools' shape, which swaps and kernels rely on, and moves of blocks."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from blockyard.scheduler.plan import BlockCopy
 from blockyard.workers import kv_cache
 from blockyard.workers.kv_cache import KVCache, KVGeometry
 
+CPU = torch.device("cpu")
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=8, block_size=4, dtype=torch.bfloat16)
 
 
@@ -31,17 +33,48 @@ def test_a_block_is_one_run_over_all_layers() -> None:
 def test_layers_are_views_of_the_pool() -> None:
     cache = KVCache(GEOMETRY, 5, torch.device("cpu"))
     cache.blocks.zero_()
-    cache.layer(1)[3, 1, 0, 2] = 7.0
+    cache.layer(1).blocks[3, 1, 0, 2] = 7.0
     assert cache.blocks[3, 1, 1, 0, 2].eq(7.0).all()
     assert cache.blocks.count_nonzero() == 8
+
+
+def test_int8_blocks_carry_a_scale_for_each_slot_of_a_head() -> None:
+    geometry = replace(GEOMETRY, dtype=torch.int8)
+    assert geometry.token_bytes == 2 * 3 * 2 * (8 + 4)
+    cache = KVCache(geometry, 5, CPU, 2)
+    cache.clear()
+    kv = cache.layer(2)
+    assert kv.scales is not None
+    assert (kv.blocks.shape, kv.scales.shape) == ((5, 2, 2, 4, 8), (5, 2, 2, 4))
+    kv.scales[3] = 0.5
+    kv.blocks[3] = 7
+    own = cache.pool[3].count_nonzero().item()
+    assert own == cache.pool.count_nonzero() == 16 * (8 + 1)  # 0.5 has one byte that is not 0
+    assert cache.layer(1).scales.count_nonzero() == 0  # type: ignore[union-attr]
+    # Out to the host, into another block, and on by a copy: all of it comes along.
+    cache.move(swap_outs=_moves((3, 1)), copies=_moves((3, 0)), swap_ins=_moves((1, 4)))
+    for block in (0, 4):
+        assert kv.scales[block].eq(0.5).all() and kv.blocks[block].eq(7).all()
+    assert cache.pool.count_nonzero() == 3 * own
+
+
+def test_float8_blocks_have_scales_of_heads_that_stay_where_they_are() -> None:
+    cache = KVCache(replace(GEOMETRY, dtype=torch.float8_e4m3fn), 5, CPU)
+    assert cache.geometry.block_bytes * 2 == GEOMETRY.block_bytes
+    assert cache.head_scales is not None
+    cache.head_scales[1] = 3.0
+    assert cache.layer(1).scales.eq(3.0).all()  # type: ignore[union-attr]
+    assert cache.layer(0).scales.eq(1.0).all()  # type: ignore[union-attr]
+
+
+def test_int8_blocks_whose_scales_would_be_misplaced_are_refused() -> None:
+    with pytest.raises(ValueError, match="even block size"):
+        replace(GEOMETRY, dtype=torch.int8, block_size=5, head_dim=7)
 
 
 def test_empty_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="0 blocks"):
         KVCache(GEOMETRY, 0, torch.device("cpu"))
-
-
-CPU = torch.device("cpu")
 
 
 def _marked(num_blocks: int, num_host_blocks: int) -> KVCache:

@@ -21,6 +21,12 @@ CHOICES = {1: 0, 2: 2, 3: 3}
 """Handle: choice. `plan` gives a child the choice of its own number."""
 
 
+@pytest.fixture(params=["auto", "int8"])
+def kv_dtype(request: pytest.FixtureRequest) -> str:
+    """int8 blocks have scales, which must move with their numbers."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
 def prompt() -> list[int]:
     rng = random.Random(11)
@@ -47,12 +53,12 @@ def separate_runs(make_scheduler: Callable[..., Any]) -> Callable[[list[int], in
 def _poisoned(make_tiny_worker: Maker, num_host_blocks: int = 0) -> ModelWorker:
     worker = make_tiny_worker(num_blocks=12, num_host_blocks=num_host_blocks)
     _poison(worker)
-    worker._cache.host_blocks.fill_(float("nan"))  # type: ignore[union-attr]
+    worker._cache.host_pool.fill_(0xFF)  # type: ignore[union-attr]
     return worker
 
 
 def _poison(worker: ModelWorker) -> None:
-    worker._cache.blocks.fill_(float("nan"))  # type: ignore[union-attr]
+    worker._cache.pool.fill_(0xFF)  # type: ignore[union-attr]  # NaN in every float dtype
 
 
 class _Family:

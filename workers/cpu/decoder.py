@@ -7,12 +7,13 @@ the module it is made from. float32 inside. Units: tokens.
 import weakref
 from collections.abc import Callable
 from ctypes import Array, byref
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from blockyard.cuda.backend import AttentionForm, LayerKV
+from blockyard.cuda.backend import AttentionForm
 from blockyard.workers.attention import CachedAttention
 from blockyard.workers.cpu.attention import NativeStepAttention, native_form, native_layer
 from blockyard.workers.cpu.library import (
@@ -65,7 +66,8 @@ class NativeDecoder:
         head_storage = WeightStorage.INT8 if storage is WeightStorage.INT4 else storage
         self.head = PackedLinear(pool, [parts.head.weight], head_storage, parts.head.bias)
         self._assemble: Callable[..., Any] | None = getattr(parts.head, "assemble", None)
-        self._embedding = parts.embedding if self._divided or not parts.tied else None
+        self._tied = parts.tied  # no more once the original has given up its head
+        self._embed = self._embedding_of(parts)
         self._parts = parts
         self._pool = pool
         self._context_tokens = context_tokens
@@ -88,7 +90,7 @@ class NativeDecoder:
     @property
     def keeps_embedding(self) -> bool:
         """Whether the original's embedding stays in use; else the packed head is looked up in."""
-        return self._embedding is not None
+        return not self._tied
 
     def forward(
         self,
@@ -111,7 +113,7 @@ class NativeDecoder:
                 f"position {int(positions.max())} lies outside a context of {self._context_tokens}"
             )
         call, pool = self._pool.call, self._pool.address
-        embedded = self._embedding(input_ids).contiguous() if self._embedding is not None else None
+        embedded = self._embed(input_ids).contiguous() if self._embed is not None else None
         call.by_decoder_begin(
             pool,
             self._address,
@@ -135,6 +137,15 @@ class NativeDecoder:
         logits = logits[:, :columns]
         return self._assemble(logits) if self._assemble is not None else logits
 
+    def _embedding_of(self, parts: DecoderParts) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What looks tokens up; None leaves it to the library, which has the head."""
+        if not parts.tied:
+            return parts.embedding
+        if not self._divided:
+            return None
+        look_up_by: Any = parts.embedding.look_up_by
+        return partial(look_up_by, self.head.look_up)
+
     def _run_halves(self, layers: "Array[NativeLayer]", rows: int) -> None:
         """Layers whose products are summed over ranks before they are added."""
         call, pool, own = self._pool.call, self._pool.address, self._address
@@ -156,9 +167,9 @@ class NativeDecoder:
     def _layers_of(self, cache: KVCache) -> "Array[NativeLayer]":
         """The pool's layers for the library, found once for each pool."""
         if self._cache is None or self._cache() is not cache:
-            self._pool.call.by_advise_large_pages(cache.blocks.data_ptr(), cache.blocks.nbytes)
+            self._pool.call.by_advise_large_pages(cache.pool.data_ptr(), cache.pool.nbytes)
             for index in range(len(self._cache_layers)):
-                self._cache_layers[index] = native_layer(LayerKV(cache.layer(index)))
+                self._cache_layers[index] = native_layer(cache.layer(index))
             self._cache = weakref.ref(cache)
         return self._cache_layers
 

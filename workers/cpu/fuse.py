@@ -44,7 +44,11 @@ class CpuPath:
 
 
 def put_on_cpu_path(
-    model: DecoderModel, threads: int, context_tokens: int, storage: WeightStorage
+    model: DecoderModel,
+    threads: int,
+    context_tokens: int,
+    storage: WeightStorage,
+    kv_dtype: torch.dtype | None = None,
 ) -> CpuPath:
     """Have `model` run as fast as can be; its original weights are given up where it can.
 
@@ -53,11 +57,12 @@ def put_on_cpu_path(
         threads: of a step.
         context_tokens: positions are below it.
         storage: of weights; what is not fp32 needs whole native layers.
+        kv_dtype: of keys and values in blocks; None means the model's.
 
     Raises:
         UnsupportedModel: the storage cannot be had for this model or on this machine.
     """
-    path = _choose(model, threads, context_tokens, storage)
+    path = _choose(model, threads, context_tokens, storage, kv_dtype or model.dtype)
     if path.reason and storage is not WeightStorage.FP32:
         raise UnsupportedModel(f"weights cannot be kept in {storage}: {path.reason}; use fp32")
     logger.info("%s%s", path.name, f": {path.reason}" if path.reason else "")
@@ -65,7 +70,11 @@ def put_on_cpu_path(
 
 
 def _choose(
-    model: DecoderModel, threads: int, context_tokens: int, storage: WeightStorage
+    model: DecoderModel,
+    threads: int,
+    context_tokens: int,
+    storage: WeightStorage,
+    kv_dtype: torch.dtype,
 ) -> CpuPath:
     try:
         pool = load_library().pool(threads)
@@ -75,7 +84,7 @@ def _choose(
     shape = model.attention
     head_shape = HeadShape(
         *(shape.heads, shape.kv_heads, shape.head_dim),
-        *(_CHECK_BLOCK_SIZE, model.dtype, model.dtype),
+        *(_CHECK_BLOCK_SIZE, model.dtype, kv_dtype),
     )
     for form in shape.forms:
         refusal = backend.refusal(head_shape, form)

@@ -29,7 +29,7 @@ __all__ = [
     "native_step",
 ]
 
-VERSION = 5
+VERSION = 6
 """Of the signatures below; `by_version` in `native/library.cpp` says the same."""
 
 NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -157,6 +157,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "by_unpack": (
         None,
         (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int64, c_int64, c_void_p),
+    ),
+    "by_look_up": (
+        None,
+        (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_int64, c_void_p),
     ),
     "by_linear": (
         None,

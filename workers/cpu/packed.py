@@ -117,6 +117,25 @@ class PackedLinear:
             )
         return restored
 
+    def look_up(self, columns: torch.Tensor) -> torch.Tensor:
+        """Weights of some columns of a single layer, as an embedding: float32 `[..., inputs]`.
+
+        `columns` are int64, each of them one of the layer's.
+        """
+        wanted = columns.contiguous()
+        found = torch.empty(*wanted.shape, self.inputs)
+        self._pool.call.by_look_up(
+            self._pool.address,
+            self._data.data_ptr(),
+            self.columns,
+            self.inputs,
+            self.storage.number,
+            wanted.data_ptr(),
+            wanted.numel(),
+            found.data_ptr(),
+        )
+        return found
+
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """`[rows, inputs]` to float32 `[rows, columns]`."""
         width = -(-self.inputs // _INPUT_GROUP) * _INPUT_GROUP

@@ -1,4 +1,4 @@
-"""How well a model foretells a text with its weights in each storage: what fewer bits cost."""
+"""How well a model foretells a text with weights and KV in fewer bits: what those cost."""
 
 import math
 from collections.abc import Sequence
@@ -22,15 +22,27 @@ _BLOCK_SIZE = 16
 
 
 def measure_perplexity(
-    directory: Path, tokens: Sequence[int], storage: WeightStorage, threads: int
+    directory: Path,
+    tokens: Sequence[int],
+    storage: WeightStorage,
+    threads: int,
+    kv_dtype: torch.dtype = torch.float32,
 ) -> float:
-    """Perplexity of a model with weights in `storage`, every token seen after all before it."""
+    """Perplexity of a model, every token seen after all before it.
+
+    Args:
+        directory: of the model.
+        tokens: the text.
+        storage: of the weights.
+        threads: that work.
+        kv_dtype: of the keys and values, which are all read from their blocks.
+    """
     count = len(tokens)
     cpu = torch.device("cpu")
     model = load_model(directory, cpu, "float32", count, SilentProgress(), Communicator())
-    backend = put_on_cpu_path(model, threads, count, storage).backend
+    backend = put_on_cpu_path(model, threads, count, storage, kv_dtype).backend
     shape = model.attention
-    geometry = KVGeometry(shape.layers, shape.kv_heads, shape.head_dim, _BLOCK_SIZE, torch.float32)
+    geometry = KVGeometry(shape.layers, shape.kv_heads, shape.head_dim, _BLOCK_SIZE, kv_dtype)
     blocks = -(-count // _BLOCK_SIZE)
     batch = AttentionBatch(
         counts=np.array([count], dtype=np.int32),

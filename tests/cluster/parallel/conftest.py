@@ -72,6 +72,7 @@ async def _serve(
     first_alone: bool,
     depth: int,
     speculate: Speculation,
+    settings: dict[str, Any],
 ) -> Served:
     configs = [
         WorkerConfig(
@@ -86,6 +87,7 @@ async def _serve(
             max_step_tokens=max_step_tokens,
             rank=rank,
             world_size=len(ranks),
+            **settings,
         )
         for rank in range(len(ranks))
     ]
@@ -131,7 +133,8 @@ async def _serve(
 def serve(rank_pool: RankPool) -> Callable[..., Served]:
     """Serves prompts on so many ranks; `machines` pretends where they are.
 
-    With `first_alone` the first is done before the others come, which find its blocks.
+    With `first_alone` the first is done before the others come, which find its blocks. `settings`
+    are those of `WorkerConfig`.
     """
 
     def run(
@@ -147,6 +150,7 @@ def serve(rank_pool: RankPool) -> Callable[..., Served]:
         first_alone: bool = False,
         depth: int = 1,
         speculate: Speculation = Speculation.OFF,
+        **settings: Any,
     ) -> Served:
         return asyncio.run(
             _serve(
@@ -161,6 +165,7 @@ def serve(rank_pool: RankPool) -> Callable[..., Served]:
                 first_alone,
                 depth,
                 speculate,
+                settings,
             )
         )
 

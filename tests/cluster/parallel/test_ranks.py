@@ -124,6 +124,61 @@ def test_the_default_model_on_one_to_four_ranks(serve: Serve) -> None:
         assert served.tokens == alone.tokens, ranks
         if ranks < 4:  # four ranks share three KV heads, so one is held twice
             assert sum(profile.block_bytes for profile in served.profiles) == token_bytes
-        # The embedding is the head as well; a rank has its part to look up and to multiply.
-        whole = alone.profiles[0].weight_bytes + 49152 * 576 * 4
+        # The embedding is the head as well, and a rank has its part of it once.
+        whole = alone.profiles[0].weight_bytes
         assert max(profile.weight_bytes for profile in served.profiles) < 1.04 * whole / ranks
+
+
+@pytest.mark.parametrize("storage", ["bf16", "int8", "int4"])
+def test_ranks_keep_their_weights_in_fewer_bits(
+    serve: Serve, save_model: Callable[[Any], Path], storage: str
+) -> None:
+    """Heads and columns fall on whole groups of 32, so two ranks have the numbers of one."""
+    directory = save_model(
+        LlamaConfig(
+            vocab_size=300,
+            hidden_size=96,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=256,
+            tie_word_embeddings=False,
+            eos_token_id=None,
+        )
+    )
+    plain = serve(directory, PROMPTS, ranks=2, new_tokens=4)
+    whole = serve(directory, PROMPTS, ranks=1, new_tokens=NEW_TOKENS, weights=storage)
+    halves = serve(directory, PROMPTS, ranks=2, new_tokens=NEW_TOKENS, weights=storage)
+    assert halves.tokens == whole.tokens
+    for small, large in zip(halves.profiles, plain.profiles, strict=True):
+        assert small.weight_bytes < 0.7 * large.weight_bytes
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_int8_blocks_are_swapped_shared_and_found_again(
+    serve: Serve, llama: Path, ranks: int
+) -> None:
+    """Under pressure the tokens are those of each prompt alone with room to spare."""
+    long = [(17 * n + 3) % 301 for n in range(50)]
+    prompts = [long, [*long[:40], 7, 8], [*long[:34], 11], [5, 6, 7]]
+    calm = [
+        serve(llama, [prompt], ranks=ranks, new_tokens=40, kv_dtype="int8") for prompt in prompts
+    ]
+    pressed = serve(
+        llama,
+        prompts,
+        ranks=ranks,
+        new_tokens=40,
+        num_blocks=8,
+        max_step_tokens=24,
+        policy=PreemptionPolicy.SWAP,
+        first_alone=True,
+        kv_dtype="int8",
+    )
+    assert pressed.tokens == [tokens for served in calm for tokens in served.tokens]
+    assert pressed.ledger.preempted.swapped > 0
+    assert pressed.ledger.prefix_hit_tokens > 0
+    # Keys and values of 2 layers and 3 heads of 8, with a scale, 16 slots.
+    assert sum(profile.block_bytes for profile in pressed.profiles) == 2 * 2 * 3 * (8 + 4) * 16

@@ -11,6 +11,7 @@ from blockyard.scheduler.capacity.kv_math import KNOWN_SHAPES, ModelShape, eleme
         ("llama-3-8b", "bf16", 131_072),
         ("smollm2-135m", "fp32", 46_080),
         ("llama-3-8b", "fp8", 65_536),
+        ("smollm2-135m", "int8", 46_080 // 4 + 2 * 30 * 3 * 4),
     ],
 )
 def test_kv_bytes_of_a_token(name: str, dtype: str, expected: int) -> None:

@@ -9,7 +9,7 @@ using namespace blockyard;
 extern "C" {
 
 // Raised when a signature below changes, so that a library of another time is not called.
-int32_t by_version() { return 5; }
+int32_t by_version() { return 6; }
 
 int32_t by_supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -54,6 +54,15 @@ void by_unpack(ThreadPool* pool, const void* packed, int64_t columns, int64_t in
     const int64_t place = (first + column / kPanel * step) * kPanel + column % kPanel;
     widen_column(layer, place, weights + column * inputs);
   });
+}
+
+// Some columns' weights as they are after packing, `[count][inputs]`: an embedding's look-up.
+void by_look_up(ThreadPool* pool, const void* packed, int64_t columns, int64_t inputs,
+                int32_t storage, const int64_t* wanted, int64_t count, float* found) {
+  const Weights layer{static_cast<const std::byte*>(packed), columns, inputs,
+                      static_cast<Storage>(storage)};
+  for_rows(*pool, count,
+           [&](int64_t row) { widen_column(layer, wanted[row], found + row * inputs); });
 }
 
 // Rows hold zeros between `inputs` and the next multiple of 32; outputs have whole panels.

@@ -1,0 +1,62 @@
+"""What `blockyard bench kv` measures and prints."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from blockyard.cluster.cli import app
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    words = {f"w{number}": number for number in range(60)}
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_each_kv_dtype_is_held_against_float32(model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{number * 7 % 60}" for number in range(90)), encoding="utf-8")
+    words = ["bench", "kv", "--model", str(model), "--text", str(text), "--threads", "1"]
+    ran = CliRunner().invoke(app, [*words, "--json"])
+    assert ran.exit_code == 0, ran.output
+    bench = json.loads(ran.stdout)
+    assert bench["tokens"] == 90
+    kinds = {kind["kv_dtype"]: kind for kind in bench["kinds"]}
+    assert list(kinds) == ["float32", "bfloat16", "int8"]
+    assert len({kind["perplexity"] for kind in bench["kinds"]}) == 3
+    for name in ("bfloat16", "int8"):
+        loss = kinds[name]["perplexity"] / kinds["float32"]["perplexity"] - 1
+        assert kinds[name]["loss"] == pytest.approx(loss, abs=1e-5)
+        assert abs(loss) < 0.02
+    told = CliRunner().invoke(app, words).stdout
+    assert "90 tokens of text.txt" in told and "int8" in told
+
+
+def test_a_text_of_nothing_is_refused(model: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("", encoding="utf-8")
+    ran = CliRunner().invoke(app, ["bench", "kv", "--model", str(model), "--text", str(empty)])
+    assert ran.exit_code == 2
+    assert "needs at least 2" in ran.output
