@@ -29,8 +29,9 @@ FORKED = 2
 """The prompt that is answered twice."""
 
 NEW_TOKENS = 16
-NOISE = 0.03
-"""What half precision may move a log probability by: in steps of 2^-10, through two layers."""
+NOISE = {"auto": 0.03, "fp8": 0.12}
+"""What rounding may move a log probability by, through two layers: half precision in steps of
+2^-10; with keys and values in float8 some tip over to the next of its 2^-4."""
 
 
 @dataclass
@@ -62,7 +63,9 @@ def llama(save_model: Callable[[Any], Path]) -> Path:
     )
 
 
-async def serve(ranks: Sequence[Any], directory: Path, backend: str) -> tuple[Answers, GroupLedger]:
+async def serve(
+    ranks: Sequence[Any], directory: Path, backend: str, kv_dtype: str
+) -> tuple[Answers, GroupLedger]:
     """Each prompt's answers, by request and choice, and the books at the end."""
     configs = [
         WorkerConfig(
@@ -71,6 +74,7 @@ async def serve(ranks: Sequence[Any], directory: Path, backend: str) -> tuple[An
             device="cpu",
             dtype="float16",
             backend=backend,
+            kv_dtype=kv_dtype,
             block_size=BLOCK_SIZE,
             num_blocks=NUM_BLOCKS,
             num_host_blocks=2 * NUM_BLOCKS,
@@ -114,7 +118,7 @@ async def serve(ranks: Sequence[Any], directory: Path, backend: str) -> tuple[An
     return answers, engine.ledger()
 
 
-def equal_tokens(answer: Answer, expected: Answer) -> int:
+def equal_tokens(answer: Answer, expected: Answer, noise: float) -> int:
     """How many tokens are equal before the first that differs, which must be a tie.
 
     Before and at that place both must have thought the same of their tokens, within noise.
@@ -122,24 +126,26 @@ def equal_tokens(answer: Answer, expected: Answer) -> int:
     for at, (got, wanted) in enumerate(zip(answer.logprobs, expected.logprobs, strict=True)):
         if answer.tokens[at] != expected.tokens[at]:
             best, second = wanted.top_logprobs
-            assert best - second < NOISE, f"token {at} differs, {best - second} ahead"
+            assert best - second < noise, f"token {at} differs, {best - second} ahead"
             return at
-        assert abs(got.logprob - wanted.logprob) < NOISE
+        assert abs(got.logprob - wanted.logprob) < noise
     return len(expected.tokens)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # on a machine that is busy otherwise
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_emulated_kernels_give_the_tokens_of_torch(rank_pool: Any, llama: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "kv_dtype"), [(1, "auto"), (2, "auto"), (2, "fp8")])
+def test_emulated_kernels_give_the_tokens_of_torch(
+    rank_pool: Any, llama: Path, ranks: int, kv_dtype: str
+) -> None:
     missing = missing_tools()
     if missing is not None:
         pytest.skip(f"no emulation of kernels: {missing}")
-    expected, _ = asyncio.run(serve(rank_pool.take(ranks), llama, "torch"))
-    answers, ledger = asyncio.run(serve(rank_pool.take(ranks), llama, "emulator"))
+    expected, _ = asyncio.run(serve(rank_pool.take(ranks), llama, "torch", kv_dtype))
+    answers, ledger = asyncio.run(serve(rank_pool.take(ranks), llama, "emulator", kv_dtype))
     assert sorted(answers) == [("0", 0), ("1", 0), ("2", 0), ("2", 1), ("3", 0), ("4", 0)]
     assert {len(answer.tokens) for answer in answers.values()} == {NEW_TOKENS}
-    equal = {key: equal_tokens(answers[key], expected[key]) for key in expected}
+    equal = {key: equal_tokens(answers[key], expected[key], NOISE[kv_dtype]) for key in expected}
     assert sum(equal.values()) >= len(equal) * NEW_TOKENS / 2, equal
     assert ledger.preempted.swapped > 0
     assert ledger.prefix_hit_tokens > 0
