@@ -80,9 +80,7 @@ def measure_ingress(
     """
     progress(f"{streams} streams, as fast as they come")
     with _ingress_process(0.0) as (address, process):
-        fast, took, computed = uvloop.run(
-            _load(address, process, streams, seconds, _ANSWER_TOKENS)
-        )
+        fast, took, computed = uvloop.run(_load(address, process, streams, seconds, _ANSWER_TOKENS))
     progress(f"{streams} streams at a reader's pace")
     with _ingress_process(_READING_STEP_SECONDS) as (address, process):
         paced, _, _ = uvloop.run(_load(address, process, streams, seconds, _SHORT_ANSWER_TOKENS))
