@@ -53,7 +53,7 @@ def _serve(
 ) -> tuple[Outputs, dict[str, list[float]], Scheduler]:
     """Six requests in a pool that is too small for them; tokens and log probabilities."""
     config = SchedulerConfig(256, block_size=16, max_running=6, max_step_tokens=64)
-    scheduler = Scheduler(config, 15, guesser=guesser)
+    scheduler = Scheduler(config, 12, guesser=guesser)
     for index, sampling in enumerate(KINDS):
         prompt = tuple((index * 37 + place * 11) % 300 for place in range(9 + 9 * index))
         scheduler.submit(RequestSpec(str(index), prompt, sampling), 0.0)
@@ -75,8 +75,8 @@ def _serve(
 def test_checked_guesses_change_no_token_and_no_log_probability(
     make_tiny_worker: Callable[..., ModelWorker],
 ) -> None:
-    plain, plain_scores, without = _serve(make_tiny_worker(15), None)
-    tokens, scores, scheduler = _serve(make_tiny_worker(15), Remembered(plain))
+    plain, plain_scores, without = _serve(make_tiny_worker(12), None)
+    tokens, scores, scheduler = _serve(make_tiny_worker(12), Remembered(plain))
     assert tokens == plain
     for name, found in plain_scores.items():
         assert scores[name] == pytest.approx(found, abs=1e-4)
