@@ -73,7 +73,10 @@ class ActorRank:
         """See `chaos.Victim`."""
         if self._local_process is None:
             raise LookupError("the rank is not on its engine's node, or has been ended")
-        os.kill(self._local_process, number)
+        try:
+            os.kill(self._local_process, number)
+        except ProcessLookupError:
+            raise LookupError("the rank has died already") from None
 
     def kill(self) -> None:
         """End its process, if it has not ended."""

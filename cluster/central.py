@@ -260,6 +260,8 @@ class CentralScheduler:
 
     def _relieve(self, model: str) -> None:
         """Have requests that wait moved to where there is room, if there is."""
+        if self._draining:
+            return  # nobody would take what another lets go of
         of_model = [m for m in self._members.values() if m.identity.model.name == model]
         relief = self.reliever.relieve(of_model) if len(of_model) > 1 else None
         if relief is not None:

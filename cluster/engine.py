@@ -3,9 +3,8 @@
 As many steps are under way as the scheduler allows: with two, the next one is planned and sent
 while the one before it runs, and neither planning nor the way to the workers costs any time.
 
-Knows no Ray, no gRPC and no sockets: it is handed a scheduler and a group object, and a callback
-that takes news of requests. Runs in one event loop; every call on the scheduler happens there, so
-between two awaits the books are consistent.
+Knows no Ray, no gRPC and no sockets. Runs in one event loop; every call on the scheduler happens
+there, so between two awaits the books are consistent.
 """
 
 import asyncio
@@ -294,6 +293,7 @@ class Engine:
     def _lose(self, reason: str) -> None:
         logger.error("the group is lost: %s", reason)
         self._lost = reason
+        self.succession.end(reason)
         self._idle.set()
         self._on_lost()
         self._on_change()

@@ -149,8 +149,11 @@ class EngineServer:
     def yield_requests(self, taker: str, requests: int, tokens: int) -> int:
         """Let go of some that wait here, for their ingresses to take to a group that has room.
 
-        How many those are; `requests` and `tokens` are the most.
+        How many those are; `requests` and `tokens` are the most. None while draining: then no
+        other group takes them.
         """
+        if self._draining:
+            return 0
         chosen = choose_yielding(self.engine._scheduler, requests, tokens)
         for request_id in chosen:
             reader = self._owners[request_id]

@@ -32,6 +32,8 @@ from blockyard.scheduler.request import RequestRefused
 
 __all__ = ["SERVED_SERVICES", "ClusterApi", "GenerationApi", "HealthApi"]
 
+_MESSAGE_BYTES = 1024
+"""What a message that is kept takes in memory beside its text, about."""
 _LOG = logging.getLogger(__name__)
 
 SERVED_SERVICES = ("blockyard.v1.Generation", "blockyard.v1.Cluster")
@@ -58,7 +60,7 @@ class GenerationApi:
         self._tokens = tokens
         self._requests = requests
         self._resumable: ResumableStreams[generation_pb2.GenerateChunk] = ResumableStreams(
-            lambda chunk: chunk.ByteSize(), lambda chunk: len(chunk.token_ids)
+            lambda chunk: chunk.ByteSize() + _MESSAGE_BYTES, lambda chunk: len(chunk.token_ids)
         )
 
     async def generate(

@@ -37,6 +37,7 @@ class Succession:
         self._repairs = 0  # since the last finished step
         self._asked: tuple[MakeGroup, asyncio.Future[None]] | None = None
         self._failed = False
+        self._over: GroupLost | None = None
 
     @property
     def wanted(self) -> bool:
@@ -68,8 +69,10 @@ class Succession:
 
         Raises:
             RuntimeError: one is asked for already.
-            GroupLost: `make` has failed, and with it the engine.
+            GroupLost: `make` has failed, and with it the engine; or the engine was lost before.
         """
+        if self._over is not None:
+            raise self._over
         if self._asked is not None:
             raise RuntimeError("this engine changes its group already; wait for that to end")
         done = asyncio.get_running_loop().create_future()
@@ -92,6 +95,12 @@ class Succession:
             self._failed = True
             self._end(lost)
             raise lost from error
+
+    def end(self, reason: str) -> None:
+        """The engine is lost: nobody waits any longer for what it was asked, or asks it again."""
+        self._over = GroupLost(reason)
+        if self._asked is not None:
+            self._end(self._over)
 
     def taken(self) -> None:
         """The engine runs what was asked for."""

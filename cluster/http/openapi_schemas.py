@@ -259,6 +259,7 @@ SCHEMAS: dict[str, Schema] = {
             "service_tier": {"enum": ["auto", "default"]},
             "top_logprobs": {"enum": [0]},
             **_COMMON,
+            "stream_options": _closed({"include_obfuscation": _FLAG}),
             **{name: schema for name, schema in _SAMPLING.items() if name != "n"},
             **_TOOLS,
         },

@@ -28,6 +28,8 @@ from blockyard.workers.description import ModelDescription
 __all__ = ["ChatTools", "chat_tools", "encode_chat", "run_encoder", "speech_plan"]
 
 MAX_TOOLS = 128
+MAX_NESTING = 64
+"""Levels of a JSON object that is given as a text."""
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _QUICK_TEXT_BYTES = 8192
 """Texts up to this are tokenised at once; larger ones in a thread, so that streams go on."""
@@ -161,8 +163,12 @@ async def run_encoder(num_bytes: int, encode: Callable[[], tuple[int, ...]]) -> 
 def _text_bytes(chat: pb.ChatMessages) -> int:
     """Bytes of all that may be laid out."""
     extras = (*chat.tools, *(call for message in chat.messages for call in message.tool_calls))
-    said = sum(len(f"{message.content}{message.reasoning}".encode()) for message in chat.messages)
+    said = sum(
+        len(f"{message.content}{message.reasoning}{message.name}{message.tool_call_id}".encode())
+        for message in chat.messages
+    )
     laid_out: int = said + sum(extra.ByteSize() for extra in extras)
+    laid_out += len(chat.template_variables.encode())
     return laid_out
 
 
@@ -231,9 +237,27 @@ def _variables(text: str, tokenizer: ModelTokenizer) -> dict[str, Any]:
 
 def _object(field: str, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value: Any = json.loads(text)
     except (ValueError, RecursionError):
         raise invalid(field, "is not JSON") from None
     if not isinstance(value, dict):
         raise invalid(field, "is not a JSON object")
+    if _is_deep(value):
+        raise invalid(field, f"is nested more than {MAX_NESTING} deep")
+    if "\\u" in text:
+        # An escape can be half a character, which is no text. Models write some, and what they
+        # said comes back in the next turn: it is read as a mark instead of being refused.
+        whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        return dict(json.loads(whole))
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether lists and objects lie in one another deeper than is read; without recursion."""
+    level = [value]
+    for _ in range(MAX_NESTING):
+        inner = [part.values() if isinstance(part, dict) else part for part in level]
+        level = [each for parts in inner for each in parts if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True

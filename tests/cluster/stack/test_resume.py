@@ -244,6 +244,18 @@ async def test_who_waits_where_blocks_lack_moves_to_where_they_do_not(
     assert full.server.lost is None
 
 
+async def test_a_group_that_drains_lets_nobody_go(stack: Any, spec: Spec) -> None:
+    full = await stack.add_group(num_blocks=40)
+    readers = []
+    for number in range(8):
+        asked = spec(f"r{number}", tuple(range(number + 1, number + 30)), 80)
+        readers.append(Reader(asked, await stack.dispatcher.submit("witness", asked)))
+    await stack.until(lambda: full.server.ledger().requests.waiting > 2)
+    full.server.start_drain()
+    assert full.server.yield_requests("group-9", 8, 10_000) == 0, "others drain as well"
+    await asyncio.gather(*(reader.check() for reader in readers))
+
+
 async def test_a_request_that_moved_may_still_lose_as_many_groups(stack: Any, spec: Spec) -> None:
     giver = await stack.add_group()
     taker = await stack.add_group()
