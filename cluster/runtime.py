@@ -56,7 +56,12 @@ class StartFailed(Exception):
 
 @contextmanager
 def ray_cluster(address: str | None) -> Iterator[None]:
-    """Connect to a running cluster, or start one on loopback that ends with this context."""
+    """Connect to a running cluster, or start one on loopback that ends with this context.
+
+    Raises:
+        ConnectionError: there is no cluster at `address`.
+        StartFailed: Ray could not be started here.
+    """
     for name in _TALKATIVE_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     logging_level = logging.getLogger("blockyard").getEffectiveLevel()
@@ -65,10 +70,19 @@ def ray_cluster(address: str | None) -> Iterator[None]:
     else:
         for name, value in _CALM.items():
             os.environ.setdefault(name, value)  # what Ray starts inherits it
-        # Ray counts logical CPUs: a rank takes one, and engine and ingress a little each.
+        _start_ray(logging_level)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _start_ray(logging_level: int) -> None:
+    try:
         ray.init(
             # Without this Ray would look for a cluster that somebody else has started here.
             address="local",
+            # Ray counts logical CPUs: a rank takes one, and engine and ingress a little each.
             num_cpus=max(4, os.cpu_count() or 1),
             namespace=NAMESPACE,
             include_dashboard=False,
@@ -76,10 +90,14 @@ def ray_cluster(address: str | None) -> Iterator[None]:
             logging_level=logging_level,
             log_to_driver=False,
         )
-    try:
-        yield
-    finally:
+    except Exception as error:
+        # Ray has no type for it: its processes did not come up within times that it sets itself.
         ray.shutdown()
+        reason = str(error).partition("\n")[0]
+        raise StartFailed(
+            f"Ray did not start: {reason} If this machine is busy, try again; Ray's own logs are "
+            "in /tmp/ray/session_latest/logs"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

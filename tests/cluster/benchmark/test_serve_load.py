@@ -203,6 +203,7 @@ async def test_an_open_loop_by_rate_and_what_does_not_fit() -> None:
 def test_the_command_tells_in_json_in_words_and_in_a_picture(
     dispatcher: Any, spell: Any, served_address: str, tmp_path: Path
 ) -> None:
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
     dispatcher.script = [spell("ab"), spell("c"), FinishReason.LENGTH]
     picture = tmp_path / "load.svg"
     common = ["bench", "serve", "--address", served_address]

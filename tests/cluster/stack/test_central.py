@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
@@ -272,25 +271,6 @@ async def test_a_drain_waits_for_every_kind_of_request_and_every_engine(world: W
     assert not draining.done()
     await push(first, books())
     assert await draining
-
-
-@pytest.mark.parametrize("draining", [False, True])
-async def test_requests_move_to_where_there_is_room_unless_all_drain(
-    world: World, draining: bool
-) -> None:
-    giver = await world.join("giver", books(free=1, running=4))
-    taker = await world.join("taker", books(free=100))
-    if draining:
-        ended = asyncio.create_task(world.central.drain(25))
-        assert await giver.receive() == Drain() == await taker.receive()
-    # Under way already when the giver hears of the drain.
-    giver.post(LedgerPush(replace(books(running=4, waiting=4), queued_tokens=16), False))
-    if draining:
-        assert isinstance(await world.bind(giver), Unbound), "told to let go of what nobody takes"
-        assert not world.central.reliever.num_ordered
-        ended.cancel()
-    while not draining and not world.central.reliever.num_ordered:
-        await asyncio.sleep(0.001)
 
 
 async def test_a_drain_waits_no_more_for_an_engine_that_has_gone(world: World) -> None:
