@@ -63,8 +63,9 @@ async def swapping(
     )
     dispatcher = await LocalDispatcher.start(model, worker, limits)
     # No number, in floats and in scales: who reads a slot that nobody wrote is found out.
-    worker._cache.pool.fill_(0xFF)  # type: ignore[union-attr]
-    worker._cache.host_pool.fill_(0xFF)  # type: ignore[union-attr]
+    cache: Any = worker._cache
+    cache.pool.fill_(0xFF)
+    cache.host_pool.fill_(0xFF)
     yield Swapping(dispatcher, GenerationService(dispatcher, {"tiny": tiny_tokenizer}))
     await dispatcher.engine.wait_idle()
     dispatcher.engine.check()

@@ -79,12 +79,13 @@ async def test_items_reach_the_template(
 ) -> None:
     dispatcher.script = says(spell, SAID)
     first = await client.responses.create(model="small", input="hello", tools=TOOLS)
-    (thought, message, call) = first.output
+    parts: list[Any] = list(first.output)
+    (thought, message, call) = parts
     items: list[Any] = [
         {"role": "developer", "content": "brief"},
         {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
         *(item.model_dump(exclude_none=True) for item in (thought, message, call)),
-        {"type": "function_call_output", "call_id": call.call_id, "output": "rain"},  # type: ignore
+        {"type": "function_call_output", "call_id": call.call_id, "output": "rain"},
     ]
     await client.responses.create(model="small", input=items, tools=TOOLS)
     prompt = prompt_of(dispatcher, tokenizers)
@@ -153,7 +154,8 @@ async def test_an_answer_cut_off_is_incomplete(
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
-    assert response.output[0].status == "incomplete"  # type: ignore[union-attr]
+    output: Any = response.output[0]
+    assert output.status == "incomplete"
 
 
 async def test_a_form_is_kept_to(client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell) -> None:

@@ -118,7 +118,8 @@ async def test_a_call_cut_off_ends_by_length(
     dispatcher.script = says(spell, CALL[:50], FinishReason.LENGTH)
     answer = await client.chat.completions.create(model="small", messages=ASKED, tools=TOOLS)
     assert answer.choices[0].finish_reason == "length"
-    assert PARIS.startswith(answer.choices[0].message.tool_calls[0].function.arguments)  # type: ignore
+    message: Any = answer.choices[0].message
+    assert PARIS.startswith(message.tool_calls[0].function.arguments)
 
 
 async def test_one_call_at_a_time_ends_the_answer(
