@@ -59,6 +59,14 @@ def test_every_text_that_is_laid_out_counts(prepare: Prepare, field: str) -> Non
     assert refused.value.field == "chat.messages"
 
 
+def test_variables_of_the_template_count_too(prepare: Prepare) -> None:
+    request = conversation()
+    request.chat.template_variables = '{"a": "' + "x" * 4_000_000 + '"}'
+    with pytest.raises(ApiError, match="bytes") as refused:
+        prepare(request)
+    assert refused.value.field == "chat.messages"
+
+
 def test_long_texts_are_not_laid_out_on_the_event_loop() -> None:
     async def where(num_bytes: int) -> bool:
         loop = asyncio.get_running_loop()

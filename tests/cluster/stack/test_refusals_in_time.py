@@ -1,5 +1,6 @@
 """Orders that come too late: to move while all drain, to signal a rank that has died."""
 
+import asyncio
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 
 from blockyard.cluster.actors import ActorRank
 from blockyard.cluster.central import CentralScheduler
+from blockyard.cluster.group import GroupLost
 from blockyard.cluster.grpc_api import GenerationApi
 from blockyard.protos import generation_pb2 as pb
 
@@ -39,3 +41,14 @@ def test_kept_messages_count_what_they_take_in_memory() -> None:
     nobody: Any = None
     api = GenerationApi(nobody, nobody, nobody)
     assert api._resumable._size_of(pb.GenerateChunk(token_ids=[1])) > 500
+
+
+async def test_another_group_is_not_waited_for_by_an_engine_that_is_lost(stack: Any) -> None:
+    async def never() -> Any:
+        raise AssertionError("nobody is to make a group")
+
+    group = await stack.add_group()
+    group.server.engine._lose("rank 0 has died")
+    with pytest.raises(GroupLost, match="rank 0 has died"):
+        async with asyncio.timeout(10):
+            await group.server.engine.succession.ask(never)
