@@ -14,7 +14,14 @@ from grpc_status import rpc_status
 
 from blockyard.cluster.request.api_error import ApiError
 
-__all__ = ["ERROR_DOMAIN", "CallStatus", "SettableContext", "call_status", "set_status"]
+__all__ = [
+    "ERROR_DOMAIN",
+    "CallStatus",
+    "ServeContext",
+    "SettableContext",
+    "call_status",
+    "set_status",
+]
 
 ERROR_DOMAIN = "blockyard"
 """`domain` of every ErrorInfo."""
@@ -42,6 +49,14 @@ class SettableContext(Protocol):
 
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:
         """Set the metadata to end with."""
+        ...
+
+
+class ServeContext(SettableContext, Protocol):
+    """Ray Serve's gRPC context, as far as methods behind its proxy use it."""
+
+    def invocation_metadata(self) -> list[tuple[str, Any]]:
+        """What the client sent beside its message."""
         ...
 
 

@@ -22,12 +22,14 @@ from blockyard.cluster.dashboard.yard_feed import YardFeed
 from blockyard.cluster.dashboard.yard_routes import yard_routes
 from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.grpc_front import GrpcFront
-from blockyard.cluster.grpc_status import SettableContext, set_status
+from blockyard.cluster.grpc_keys import traceparent_of
+from blockyard.cluster.grpc_status import ServeContext, set_status
 from blockyard.cluster.http_front import HttpFront
 from blockyard.cluster.ingress import ClusterDispatcher
 from blockyard.cluster.logs import start_logging
 from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.api_keys import KeyRing, read_api_keys
+from blockyard.cluster.request.caller import Caller
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
 from blockyard.cluster.request.observer import RequestObserver
 from blockyard.cluster.request.request_service import RequestService
@@ -94,70 +96,70 @@ class IngressReplica:
             self._metrics = MetricsEndpoint(self._dispatcher)
             await self._metrics.start(config.metrics_host, config.metrics_port)
 
-    async def Generate(self, request: Any, grpc_context: SettableContext) -> Any:
+    async def Generate(self, request: Any, grpc_context: ServeContext) -> Any:
         """`blockyard.v1.Generation.Generate` behind Serve's proxy."""
-        return await _answer(self._generation.generate(request), grpc_context)
+        caller = _caller(grpc_context)
+        return await _answer(self._generation.generate(request, caller), grpc_context)
 
-    async def GenerateStream(
-        self, request: Any, grpc_context: SettableContext
-    ) -> AsyncIterator[Any]:
+    async def GenerateStream(self, request: Any, grpc_context: ServeContext) -> AsyncIterator[Any]:
         """`blockyard.v1.Generation.GenerateStream` behind Serve's proxy."""
-        messages = _stream(self._generation.generate_stream(request), grpc_context)
+        caller = _caller(grpc_context)
+        messages = _stream(self._generation.generate_stream(request, caller), grpc_context)
         async with aclosing(messages):
             async for message in messages:
                 yield message
 
-    async def ResumeStream(self, request: Any, grpc_context: SettableContext) -> AsyncIterator[Any]:
+    async def ResumeStream(self, request: Any, grpc_context: ServeContext) -> AsyncIterator[Any]:
         """`blockyard.v1.Generation.ResumeStream` behind Serve's proxy."""
         messages = _stream(self._generation.resume_stream(request), grpc_context)
         async with aclosing(messages):
             async for message in messages:
                 yield message
 
-    async def Explain(self, request: Any, grpc_context: SettableContext) -> Any:
+    async def Explain(self, request: Any, grpc_context: ServeContext) -> Any:
         """`blockyard.v1.Generation.Explain` behind Serve's proxy."""
         return await _answer(self._generation.explain(request), grpc_context)
 
-    async def Abort(self, request: Any, grpc_context: SettableContext) -> Any:
+    async def Abort(self, request: Any, grpc_context: ServeContext) -> Any:
         """`blockyard.v1.Generation.Abort` behind Serve's proxy."""
         return await _answer(self._generation.abort(request), grpc_context)
 
-    async def Tokenize(self, request: Any, grpc_context: SettableContext) -> Any:
+    async def Tokenize(self, request: Any, grpc_context: ServeContext) -> Any:
         """`blockyard.v1.Generation.Tokenize` behind Serve's proxy."""
         return await _answer(self._generation.tokenize(request), grpc_context)
 
-    async def Detokenize(self, request: Any, grpc_context: SettableContext) -> Any:
+    async def Detokenize(self, request: Any, grpc_context: ServeContext) -> Any:
         """`blockyard.v1.Generation.Detokenize` behind Serve's proxy."""
         return await _answer(self._generation.detokenize(request), grpc_context)
 
-    async def GetLedger(self, request: Any, grpc_context: SettableContext) -> Any:
+    async def GetLedger(self, request: Any, grpc_context: ServeContext) -> Any:
         """`blockyard.v1.Cluster.GetLedger` behind Serve's proxy."""
         return await _answer(self._cluster.get_ledger(request), grpc_context)
 
-    async def GetArrivals(self, request: Any, grpc_context: SettableContext) -> Any:
+    async def GetArrivals(self, request: Any, grpc_context: ServeContext) -> Any:
         """`blockyard.v1.Cluster.GetArrivals` behind Serve's proxy."""
         return await _answer(self._cluster.get_arrivals(request), grpc_context)
 
-    async def WatchLedger(self, request: Any, grpc_context: SettableContext) -> AsyncIterator[Any]:
+    async def WatchLedger(self, request: Any, grpc_context: ServeContext) -> AsyncIterator[Any]:
         """`blockyard.v1.Cluster.WatchLedger` behind Serve's proxy."""
         messages = _stream(self._cluster.watch_ledger(request), grpc_context)
         async with aclosing(messages):
             async for message in messages:
                 yield message
 
-    async def GetModel(self, request: Any, grpc_context: SettableContext) -> Any:
+    async def GetModel(self, request: Any, grpc_context: ServeContext) -> Any:
         """`blockyard.v1.Cluster.GetModel` behind Serve's proxy."""
         return await _answer(self._cluster.get_model(request), grpc_context)
 
-    async def Check(self, request: Any, grpc_context: SettableContext) -> Any:
+    async def Check(self, request: Any, grpc_context: ServeContext) -> Any:
         """`grpc.health.v1.Health.Check` behind Serve's proxy."""
         return await _answer(self._health.check(request), grpc_context)
 
-    async def List(self, request: Any, grpc_context: SettableContext) -> Any:
+    async def List(self, request: Any, grpc_context: ServeContext) -> Any:
         """`grpc.health.v1.Health.List` behind Serve's proxy."""
         return await _answer(self._health.list(request), grpc_context)
 
-    async def Watch(self, request: Any, grpc_context: SettableContext) -> AsyncIterator[Any]:
+    async def Watch(self, request: Any, grpc_context: ServeContext) -> AsyncIterator[Any]:
         """`grpc.health.v1.Health.Watch` behind Serve's proxy."""
         messages = _stream(self._health.watch(request), grpc_context)
         async with aclosing(messages):
@@ -190,7 +192,12 @@ class IngressReplica:
         await asyncio.to_thread(self._tracer.close)
 
 
-async def _answer(answer: Awaitable[M], context: SettableContext) -> M:
+def _caller(context: ServeContext) -> Caller:
+    """Who calls through Serve's proxy, which checks no keys and passes on no deadline."""
+    return Caller(traceparent=traceparent_of(context.invocation_metadata()))
+
+
+async def _answer(answer: Awaitable[M], context: ServeContext) -> M:
     try:
         return await answer
     except ApiError as error:
@@ -203,7 +210,7 @@ async def _answer(answer: Awaitable[M], context: SettableContext) -> M:
 
 
 async def _stream(
-    messages: AsyncGenerator[M, None], context: SettableContext
+    messages: AsyncGenerator[M, None], context: ServeContext
 ) -> AsyncGenerator[M, None]:
     try:
         async with aclosing(messages):

@@ -1,7 +1,6 @@
 """Lines of shell, and of Python, that ask a server: all are run against one of the witness."""
 
 import contextlib
-import gzip
 import json
 import os
 import re
@@ -10,20 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import grpc
 import psutil
 import pytest
 from google.protobuf import json_format
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from blockyard.protos import cluster_pb2, generation_pb2
 
@@ -60,42 +55,6 @@ def served(line: str, port: int, folder: Path) -> Iterator[None]:
             for member in [psutil.Process(process.pid), *family]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
-
-
-class Collector(BaseHTTPRequestHandler):
-    """Takes spans as an OpenTelemetry collector does."""
-
-    spans: ClassVar[list[Span]] = []
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if self.headers.get("content-encoding") == "gzip":
-            body = gzip.decompress(body)
-        sent = ExportTraceServiceRequest.FromString(body)
-        self.spans.extend(
-            span
-            for resource in sent.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        )
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def collecting() -> Iterator[int]:
-    """A collector's port."""
-    server = HTTPServer(("127.0.0.1", 0), Collector)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 def together(lines: list[str]) -> str:
@@ -150,7 +109,7 @@ def openai_snippets() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_lines_that_ask_a_server(of_kind: Kinds, tmp_path: Path) -> None:
+def test_lines_that_ask_a_server(of_kind: Kinds, tmp_path: Path, span_collector: Any) -> None:
     start = together(of_kind("serve"))
     port, ports = free_port(), {"9464": free_port(), "8000": free_port()}
     environment = {**os.environ, "BLOCKYARD_ADDRESS": f"127.0.0.1:{port}"}
@@ -160,7 +119,10 @@ def test_lines_that_ask_a_server(of_kind: Kinds, tmp_path: Path) -> None:
             text = re.sub(rf"\b{told}\b", str(ours), text)
         return text
 
-    with collecting() as ports["4318"], served(here(start), port, tmp_path):
+    with contextlib.ExitStack() as stack:
+        collector = stack.enter_context(span_collector())
+        ports["4318"] = collector.port
+        stack.enter_context(served(here(start), port, tmp_path))
         for snippet in openai_snippets():
             ran = subprocess.run(
                 [sys.executable, "-c", here(snippet).replace("smollm2-135m", "witness")],
@@ -199,8 +161,8 @@ def test_lines_that_ask_a_server(of_kind: Kinds, tmp_path: Path) -> None:
         for line in map(json.loads, (tmp_path / "blockyard.log").read_text().splitlines())
         if line["message"] == "request ended"
     ]
-    traces = {span.trace_id.hex(): set[str]() for span in Collector.spans}
-    for span in Collector.spans:
+    traces = {span.trace_id.hex(): set[str]() for span in collector.spans}
+    for span in collector.spans:
         traces[span.trace_id.hex()].add(span.name)
     assert requests and {line["trace_id"] for line in requests} == set(traces)
     for line in requests:

@@ -20,10 +20,22 @@ NUM_STREAMS = 64
 WITNESS_VOCAB = 259
 
 
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
 @pytest.fixture(scope="module")
-def server(serve_with: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def collector(span_collector: Any) -> Iterator[Any]:
+    with span_collector() as collecting:
+        yield collecting
+
+
+@pytest.fixture(scope="module")
+def server(
+    serve_with: Any, tmp_path_factory: pytest.TempPathFactory, collector: Any
+) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("serve")
-    with serve_with(folder, "--model", "witness", "--blocks", "4096", proxied=True) as running:
+    options = ("--model", "witness", "--blocks", "4096", "--trace-endpoint", collector.endpoint)
+    with serve_with(folder, *options, proxied=True) as running:
         yield running
 
 
@@ -76,6 +88,24 @@ async def test_several_answers_to_one_prompt(
         async for chunk in served.stream(request):
             streamed[chunk.choice].extend(chunk.token_ids)
         assert list(streamed.values()) == expected
+
+
+async def test_spans_grow_from_the_callers_span(
+    collector: Any, channel: Any, request_for: Callable[..., pb.GenerateRequest]
+) -> None:
+    metadata = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
+    body = request_for([1, 2, 3], 5).SerializeToString()
+    await channel.unary_unary(GENERATE)(body, metadata=metadata)
+    assert [chunk async for chunk in channel.unary_stream(STREAM)(body, metadata=metadata)]
+
+    def roots() -> list[Any]:
+        ours = [span for span in list(collector.spans) if span.trace_id.hex() == TRACE]
+        return [span for span in ours if span.name == "request"]
+
+    async with asyncio.timeout(60):
+        while len(roots()) < 2:
+            await asyncio.sleep(0.05)
+    assert [span.parent_span_id.hex() for span in roots()] == [PARENT, PARENT]
 
 
 async def test_health(channel: Any) -> None:
