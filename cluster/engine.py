@@ -216,7 +216,7 @@ class Engine:
         """Go on with a group whose pools are empty."""
         self._group = group
         self._old_keys += self.prefix_keys()
-        self._scheduler = restarted(self._scheduler, self._clock())
+        self._scheduler = restarted(self._scheduler, self._clock(), group.weight_version)
         self._group.on_change(self._take_acknowledged)
         self._last_progress = self._clock()
         self._note_change()

@@ -19,6 +19,11 @@ class Group(Protocol):
     """The workers of one model copy, whatever connects them."""
 
     @property
+    def weight_version(self) -> str:
+        """Of the weights that are loaded; empty for those that the model was started with."""
+        ...
+
+    @property
     def acknowledged_step(self) -> int:
         """Newest step that every rank has finished."""
         ...

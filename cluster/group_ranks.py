@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from blockyard.cluster.rank import RankDied, RankHandle
+from blockyard.cluster.resting import Weights
 from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.workers.config import WorkerConfig, WorkerKind, WorkerProfile
 
@@ -30,6 +31,7 @@ class GroupRanks:
         configs: what each is told.
         machines: the machine that each is on, by any name.
         note: told what is being done.
+        weight_version: of the weights that `configs` name.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class GroupRanks:
         configs: Sequence[WorkerConfig],
         machines: Sequence[str],
         note: Callable[[str], None] = lambda stage: None,
+        weight_version: str = "",
     ) -> None:
         self._handles = list(handles)
         self._configs = list(configs)
         self._machines = list(machines)
         self._note = note
         self._generation = 0
+        self._weight_version = weight_version
         self.profiles: list[WorkerProfile] = []
         self.num_blocks = 0
         self.num_host_blocks = 0
@@ -75,8 +79,7 @@ class GroupRanks:
             RankDied: another one died meanwhile.
             RuntimeError: a new rank has less room than the old one had.
         """
-        alive = await asyncio.gather(*(self._answers(handle) for handle in self._handles))
-        dead = [rank for rank, is_alive in enumerate(alive) if not is_alive]
+        dead = await self._dead("give_up")
         for rank in dead:
             self._handles[rank] = await replacement(rank)
         profiles = await asyncio.gather(
@@ -96,33 +99,49 @@ class GroupRanks:
         """Free the weights and the pools of every rank, whose connections are closed."""
         await self._all("rest")
 
-    async def wake(self, model_dir: str | None = None) -> WorkerGroup:
-        """Load the model again on every rank, with pools of the same size, and connect.
+    async def wake(
+        self,
+        weights: Weights,
+        replacement: Callable[[int], Awaitable[RankHandle]] | None = None,
+    ) -> WorkerGroup:
+        """Load weights of the same shape on every rank, with pools of the same size, and connect.
 
         Args:
-            model_dir: of other weights of the same shape, from now on; None: those before.
+            weights: the group's from now on.
+            replacement: starts a process for the rank of this number, should one have died.
+
+        Raises:
+            Exception: whatever loading raises; no rank is loading any more.
         """
-        if model_dir is not None:
-            self._configs = [replace(config, model_dir=model_dir) for config in self._configs]
+        if replacement is not None:
+            for rank in await self._dead("process_id"):
+                self._handles[rank] = await replacement(rank)
+        self._weight_version = weights.version
+        self._configs = [replace(each, model_dir=weights.directory) for each in self._configs]
         # Not measured again: what a step takes has not changed.
         sized = [
             replace(config, num_blocks=self.num_blocks, num_host_blocks=self.num_host_blocks)
             for config in self._configs
         ]
-        await asyncio.gather(
-            *(
-                handle.call("load", config)
-                for handle, config in zip(self._handles, sized, strict=True)
-            )
-        )
+        loading = [
+            handle.call("load", config) for handle, config in zip(self._handles, sized, strict=True)
+        ]
+        # All of them: who loads on while others have failed could not be told to load another.
+        for loaded in await asyncio.gather(*loading, return_exceptions=True):
+            if isinstance(loaded, BaseException):
+                raise loaded
         await self._all("allocate", self.num_blocks, self.num_host_blocks)
         return await self._connect()
 
-    async def _answers(self, handle: RankHandle) -> bool:
-        """Whether a rank lives; if it does, it has left the old group."""
+    async def _dead(self, method: str) -> list[int]:
+        """Ranks that do not answer a call; of `give_up`, those that do have left the old group."""
+        alive = await asyncio.gather(*(self._answers(handle, method) for handle in self._handles))
+        return [rank for rank, is_alive in enumerate(alive) if not is_alive]
+
+    async def _answers(self, handle: RankHandle, method: str) -> bool:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                await handle.call("give_up")
+                await handle.call(method)
         except (RankDied, TimeoutError):
             return False
         return True
@@ -135,7 +154,7 @@ class GroupRanks:
                 "open_meeting", self._generation, self._machines
             )
             await self._all("join", formation)
-        return await WorkerGroup.connect(await self._all("listen"))
+        return await WorkerGroup.connect(await self._all("listen"), self._weight_version)
 
     async def _all(self, method: str, *arguments: object) -> list[Any]:
         return await asyncio.gather(*(handle.call(method, *arguments) for handle in self._handles))

@@ -5,6 +5,7 @@ same seed. Loads nothing before it is made. Units: tokens.
 """
 
 import asyncio
+import secrets
 import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
@@ -18,6 +19,7 @@ from rich.progress import MofNCompleteColumn, Progress
 from blockyard.cluster.client_request import Settings, build_request
 from blockyard.cluster.local_dispatcher import LocalDispatcher
 from blockyard.cluster.request.generation import GenerationService
+from blockyard.cluster.resting import Weights
 from blockyard.cluster.tokenizer import load_tokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, SchedulerConfig, Speculation
@@ -152,10 +154,11 @@ class LLM:
         Raises:
             ModelUnavailable, ModelFilesError, ValueError: there are none, or of another shape;
                 nothing has changed.
-            GroupLost: they could not be loaded.
+            WeightsNotLoaded: they could not be loaded; the model goes on with those it had.
+            GroupLost: neither could.
         """
         directory = resolve_model(model, None, SilentProgress())
-        self._run(self._rest.update(str(directory)))
+        self._run(self._rest.update(Weights(str(directory), secrets.token_hex(8))))
 
     def generate(
         self,

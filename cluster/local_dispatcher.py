@@ -13,7 +13,7 @@ from blockyard.cluster.engine import Engine
 from blockyard.cluster.engine_stream import EngineStream, first_words_first
 from blockyard.cluster.local_group import LocalGroup
 from blockyard.cluster.request_desk import RequestDesk
-from blockyard.cluster.resting import Rest
+from blockyard.cluster.resting import Rest, Weights
 from blockyard.cluster.served_request import ServedRequest
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
@@ -69,20 +69,21 @@ class LocalDispatcher:
         """
         from blockyard.workers.given_back import give_back_memory  # imports torch
 
-        model_dir = self._model.directory
-
         async def free() -> None:
             await self._group.close()
             await asyncio.to_thread(give_back_memory)
 
-        async def load(other_dir: str | None) -> LocalGroup:
-            nonlocal model_dir
-            model_dir = other_dir or model_dir
-            self._group = LocalGroup(await asyncio.to_thread(make_executor, model_dir))
-            await self._group.load()
+        async def load(weights: Weights) -> LocalGroup:
+            executor = await asyncio.to_thread(make_executor, weights.directory)
+            self._group = LocalGroup(executor, weights.version)
+            try:
+                await self._group.load()
+            except BaseException:
+                await free()
+                raise
             return self._group
 
-        return Rest(self.engine.succession, free, load, model_dir)
+        return Rest(self.engine.succession, free, load, Weights(self._model.directory))
 
     def models(self) -> tuple[ModelDescription, ...]:
         """The one model."""

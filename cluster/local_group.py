@@ -17,7 +17,8 @@ __all__ = ["LocalGroup"]
 class LocalGroup:
     """A group of one rank, loaded already or by `load`."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, weight_version: str = "") -> None:
+        self.weight_version = weight_version
         self._executor: Executor | None = executor
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blockyard-rank")
         self._acknowledged = 0

@@ -7,7 +7,9 @@ the group says how its memory is freed and how it is loaded. Units: none.
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,28 @@ from blockyard.cluster.group import Group
 from blockyard.cluster.succession import Succession
 from blockyard.workers.description import ModelFilesError
 
-__all__ = ["Rest", "refuse_other_shape"]
+__all__ = ["Rest", "Weights", "WeightsNotLoaded", "refuse_other_shape"]
+
+logger = logging.getLogger(__name__)
 
 _NOT_OF_THE_SHAPE = frozenset(
     {"_name_or_path", "dtype", "quantization_config", "torch_dtype", "transformers_version"}
 )
+
+
+class WeightsNotLoaded(Exception):
+    """Other weights could not be loaded; the group goes on with those it had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Where a model's weights are, and what they are called in the names of blocks.
+
+    No two are called the same, or blocks of one would be found for the other.
+    """
+
+    directory: str
+    version: str = ""
 
 
 class Rest:
@@ -28,29 +47,35 @@ class Rest:
     Args:
         succession: of the engine.
         free: closes the group and gives back the memory of weights and blocks.
-        load: loads the model of a directory, None being the one before, and answers a group with
-            empty pools of the same size.
-        model_dir: of the model that is loaded.
+        load: loads weights and answers a group with empty pools of the same size; called again
+            with those before if it fails.
+        weights: those that are loaded.
     """
 
     def __init__(
         self,
         succession: Succession,
         free: Callable[[], Awaitable[None]],
-        load: Callable[[str | None], Awaitable[Group]],
-        model_dir: str,
+        load: Callable[[Weights], Awaitable[Group]],
+        weights: Weights,
     ) -> None:
         self._succession = succession
         self._free = free
         self._load = load
-        self._model_dir = model_dir
-        self._waking: asyncio.Future[str | None] | None = None
+        self._weights = weights
+        self._waking: asyncio.Future[Weights] | None = None
         self._change: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
 
     @property
     def asleep(self) -> bool:
         """Whether the group rests, or is about to."""
         return self._waking is not None
+
+    @property
+    def weights(self) -> Weights:
+        """Those that are loaded, or, in sleep, that a wake loads."""
+        return self._weights
 
     async def sleep(self) -> None:
         """Let steps under way end and free the memory; returns when it is free.
@@ -67,7 +92,7 @@ class Rest:
         async def rest() -> Group:
             await self._free()
             freed.set()
-            return await self._load(await waking)
+            return await self._woken(await waking)
 
         change = self._change = asyncio.create_task(self._succession.ask(rest))
         asleep = asyncio.create_task(freed.wait())
@@ -77,42 +102,60 @@ class Rest:
             self._waking = None
             change.result()
 
-    async def wake(self, model_dir: str | None = None) -> None:
+    async def wake(self, weights: Weights | None = None) -> None:
         """Load the model again and go on; returns when the engine has its group.
 
         Args:
-            model_dir: of other weights of the same shape; None: those it had.
+            weights: others of the same shape; None: those it had.
 
         Raises:
             RuntimeError: it does not sleep.
             ValueError, ModelFilesError: the other weights are of another shape or not there; it
                 sleeps on.
+            WeightsNotLoaded: it is awake with those it had.
             GroupLost: it could not be loaded; the engine is lost.
         """
         if self._waking is None or self._change is None:
             raise RuntimeError("the model does not sleep; put it to sleep first")
-        if model_dir is not None:
-            refuse_other_shape(self._model_dir, model_dir)
-            self._model_dir = model_dir
-        self._waking.set_result(model_dir)
+        if weights is not None:
+            refuse_other_shape(self._weights.directory, weights.directory)
+        self._failure = None
+        self._waking.set_result(weights or self._weights)
         try:
             await self._change
         finally:
             self._waking = None
+        if self._failure is not None:
+            raise WeightsNotLoaded(
+                f"they could not be loaded ({self._failure}); the model goes on with those it had"
+            ) from self._failure
 
-    async def update(self, model_dir: str) -> None:
+    async def update(self, weights: Weights) -> None:
         """Go on with other weights of the same shape, awake or asleep.
 
         A request that had begun keeps its tokens and goes on under the new weights.
 
         Raises:
-            ValueError, ModelFilesError: see `wake`; nothing was changed.
-            GroupLost: they could not be loaded; the engine is lost.
+            ValueError, ModelFilesError, WeightsNotLoaded, GroupLost: see `wake`; with the first two
+                nothing was changed.
         """
-        refuse_other_shape(self._model_dir, model_dir)
+        refuse_other_shape(self._weights.directory, weights.directory)
         if not self.asleep:
             await self.sleep()
-        await self.wake(model_dir)
+        await self.wake(weights)
+
+    async def _woken(self, wanted: Weights) -> Group:
+        """The group with the weights that are wanted, else with those it had."""
+        try:
+            group = await self._load(wanted)
+        except Exception as error:
+            if wanted == self._weights:
+                raise
+            logger.warning("the weights stay as they were: %r", error)
+            self._failure = error
+            return await self._load(self._weights)
+        self._weights = wanted
+        return group
 
 
 def refuse_other_shape(model_dir: str, other_dir: str) -> None:
@@ -120,9 +163,11 @@ def refuse_other_shape(model_dir: str, other_dir: str) -> None:
 
     Raises:
         ValueError: their configuration differs, with where.
-        ModelFilesError: there is none.
+        ModelFilesError: there is none, or no weights that could be read without running code.
     """
     own, other = _config(model_dir), _config(other_dir)
+    if not any(Path(other_dir).glob("*.safetensors")):
+        raise ModelFilesError(f"{other_dir} holds no *.safetensors files")
     for field in sorted(own.keys() | other.keys()):
         if field not in _NOT_OF_THE_SHAPE and own.get(field) != other.get(field):
             raise ValueError(

@@ -30,7 +30,9 @@ class WorkerGroup:
         self,
         codec: Codec[WorkerToEngine],
         connections: Sequence[Connection[WorkerToEngine]],
+        weight_version: str = "",
     ) -> None:
+        self.weight_version = weight_version
         self._codec = codec
         self._connections = connections
         self._acknowledged = [0] * len(connections)
@@ -44,8 +46,10 @@ class WorkerGroup:
         ]
 
     @classmethod
-    async def connect(cls, endpoints: Sequence[Endpoint]) -> "WorkerGroup":
-        """Connect to every rank, in rank order.
+    async def connect(
+        cls, endpoints: Sequence[Endpoint], weight_version: str = ""
+    ) -> "WorkerGroup":
+        """Connect to every rank, in rank order; all have loaded weights of this version.
 
         Raises:
             OSError: a rank is not there, or is not the one it claims to be.
@@ -59,7 +63,7 @@ class WorkerGroup:
             for connection in connections:
                 await connection.close()
             raise
-        return cls(codec, connections)
+        return cls(codec, connections, weight_version)
 
     @property
     def acknowledged_step(self) -> int:

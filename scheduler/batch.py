@@ -40,7 +40,7 @@ class Batch:
         rates: RateMeter | None = None,
     ) -> None:
         self.config = config
-        self.cache = PrefixCache(num_blocks, config.block_size)
+        self.cache = PrefixCache(num_blocks, config.block_size, config.weight_version)
         self.pool = self.cache.pool
         self.holdings = Holdings(self.pool)
         self.parking = Parking(
@@ -80,7 +80,7 @@ class Batch:
         It has no handle until it first takes part in a step.
         """
         self.parking.remove_holder(request)
-        request.state = RequestState.RUNNING
+        request.state, request.way_out = RequestState.RUNNING, None
         self._num_places += 1 + len(request.pending_forks)
         if self.running and request < self.running[-1]:
             insort(self.running, request, key=_urgency)

@@ -8,7 +8,7 @@ Units: token ids; a key is 16 bytes.
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from hashlib import blake2b
 from struct import Struct, pack
@@ -48,6 +48,11 @@ class PrefixExtras:
     salt: str = ""
     weight_version: str = ""
 
+    @property
+    def adapter_id(self) -> str:
+        """What workers call the adapter, `NAME@VERSION`; empty without one."""
+        return f"{self.adapter}@{self.adapter_version}" if self.adapter else ""
+
 
 NO_EXTRAS = PrefixExtras()
 """Tokens alone decide the KV."""
@@ -83,20 +88,24 @@ def block_keys(
 
 
 class PromptKeys:
-    """Keys of one prompt's full blocks, made once for each size of blocks that is asked for."""
+    """Keys of one prompt's full blocks, made once for each size and weights that are asked for."""
 
     __slots__ = ("_extras", "_keys", "_token_ids")
 
     def __init__(self, token_ids: Sequence[int], extras: PrefixExtras) -> None:
         self._token_ids = token_ids
         self._extras = extras
-        self._keys: dict[int, tuple[bytes, ...]] = {}
+        self._keys: dict[tuple[int, str], tuple[bytes, ...]] = {}
 
-    def of(self, block_size: int) -> tuple[bytes, ...]:
-        """From the first block on."""
-        keys = self._keys.get(block_size)
+    def of(self, block_size: int, weight_version: str = "") -> tuple[bytes, ...]:
+        """From the first block on, under this version of the weights."""
+        keys = self._keys.get((block_size, weight_version))
         if keys is None:
-            keys = self._keys[block_size] = block_keys(self._token_ids, block_size, self._extras)
+            extras = self._extras
+            if extras.weight_version != weight_version:
+                extras = replace(extras, weight_version=weight_version)
+            keys = block_keys(self._token_ids, block_size, extras)
+            self._keys[block_size, weight_version] = keys
         return keys
 
 

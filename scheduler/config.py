@@ -47,6 +47,7 @@ class SchedulerConfig:
         pipeline_depth: steps that may be in flight at once. With 2 a step is planned while the one
             before it runs, so the device never waits for a plan; newcomers wait a step longer.
         speculate: whether steps check guesses of next tokens, and whose; answers stay the same.
+        weight_version: of the model's weights: blocks that others have computed are not found.
     """
 
     max_context_tokens: int
@@ -58,6 +59,7 @@ class SchedulerConfig:
     vocab_size: int = MAX_TOKEN_ID + 1
     pipeline_depth: int = 1
     speculate: Speculation = Speculation.OFF
+    weight_version: str = ""
 
     def __post_init__(self) -> None:
         """Refuse limits that could never make progress."""

@@ -5,6 +5,7 @@ places in the batch or of plans. Units: tokens, blocks.
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from blockyard.scheduler.block_keys import KeyChain, root_key
 from blockyard.scheduler.block_pool import BlockPool
@@ -16,13 +17,18 @@ __all__ = ["PrefixCache"]
 
 
 class PrefixCache:
-    """The prefix index of one pool, as requests use it."""
+    """The prefix index of one pool, as requests use it.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    All its blocks are of one version of the weights. A request that was meant for another one, as
+    its keys tell, takes part as one of this.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, weight_version: str = "") -> None:
         self.index = PrefixIndex()
         self.waits = PrefixWaits()
         self.pool = BlockPool(num_blocks, block_size, self.index.remove)
         self._block_size = block_size
+        self._weight_version = weight_version
 
     def join(self, request: Request, packed: bytes = b"") -> None:
         """Let a new request take part, unless it does not want to, or wants its prompt scored.
@@ -32,8 +38,10 @@ class PrefixCache:
         """
         spec = request.spec
         if spec.use_prefix_cache and spec.sampling.prompt_logprobs is None:
-            hints = spec.block_keys[: request.num_prompt // self._block_size]
-            request.chain = KeyChain(root_key(spec.extras), self._block_size, hints, packed)
+            extras, hints = spec.extras, spec.block_keys[: request.num_prompt // self._block_size]
+            if extras.weight_version != self._weight_version:
+                extras, hints = replace(extras, weight_version=self._weight_version), ()
+            request.chain = KeyChain(root_key(extras), self._block_size, hints, packed)
 
     def match(self, request: Request) -> None:
         """Bring `request.path` up to date with the index: blocks that it need not compute.

@@ -104,14 +104,11 @@ def test_o04_equal_second_blocks_after_different_first_ones(
     "other",
     [
         PrefixExtras(adapter="a", adapter_version="2"),
-        PrefixExtras(adapter="a", adapter_version="1", weight_version="new"),
         PrefixExtras(adapter="a", adapter_version="1", salt="tenant"),
         PrefixExtras(),
     ],
 )
-def test_o05_another_adapter_weights_or_salt(
-    other: PrefixExtras, make_rig: Make, prompt_of: Make
-) -> None:
+def test_o05_another_adapter_or_salt(other: PrefixExtras, make_rig: Make, prompt_of: Make) -> None:
     rig = make_rig(num_blocks=40)
     extras = PrefixExtras(adapter="a", adapter_version="1")
     hints = block_keys(prompt_of(20), 4, extras)

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from blockyard.cluster.group import GroupLost
 from blockyard.cluster.local_dispatcher import LocalDispatcher
 from blockyard.cluster.request.generation import GenerationService
-from blockyard.cluster.resting import Rest
+from blockyard.cluster.resting import Rest, Weights, WeightsNotLoaded
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.config import SchedulerConfig
@@ -129,7 +129,7 @@ async def test_o05_nothing_of_old_weights_is_found(sleeper: Sleeper, other_dir: 
     tiny_dir = sleeper.dispatcher.models()[0].directory
     old = await sleeper.ask(max_tokens=20)
     assert (await sleeper.ask(max_tokens=20)).usage.cached_tokens == 32
-    await sleeper.rest.update(str(other_dir))
+    await sleeper.rest.update(Weights(str(other_dir), "2"))
     new = await sleeper.ask(max_tokens=20)
     assert new.usage.cached_tokens == 0
     model: Any = LlamaForCausalLM.from_pretrained(other_dir, dtype=torch.float32)
@@ -139,7 +139,7 @@ async def test_o05_nothing_of_old_weights_is_found(sleeper: Sleeper, other_dir: 
     assert (await sleeper.ask(max_tokens=20)).usage.cached_tokens == 32
     # The same from sleep, and back.
     await sleeper.rest.sleep()
-    await sleeper.rest.update(tiny_dir)
+    await sleeper.rest.update(Weights(tiny_dir, "3"))
     back = await sleeper.ask(max_tokens=20)
     assert (_tokens(back), back.usage.cached_tokens) == (_tokens(old), 0)
 
@@ -150,7 +150,7 @@ async def test_o05_a_request_across_the_change_keeps_its_tokens_and_goes_on(
     old = _tokens(await sleeper.ask(max_tokens=60))
     begun = asyncio.create_task(sleeper.ask(max_tokens=60))
     await sleeper.steps(12)
-    await sleeper.rest.update(str(other_dir))
+    await sleeper.rest.update(Weights(str(other_dir), "2"))
     tokens = _tokens(await begun)
     kept = next(n for n in range(60) if tokens[n] != old[n])
     assert kept >= 8
@@ -172,20 +172,39 @@ async def test_weights_of_another_shape_are_refused_and_nothing_changes(
     if asleep:
         await sleeper.rest.sleep()
     with pytest.raises(ValueError, match=r"another shape: rms_norm_eps is 0\.001"):
-        await sleeper.rest.update(str(tmp_path))
+        await sleeper.rest.update(Weights(str(tmp_path), "2"))
     with pytest.raises(ModelFilesError, match=r"config\.json cannot be read"):
-        await sleeper.rest.update(str(tmp_path / "nowhere"))
+        await sleeper.rest.update(Weights(str(tmp_path / "nowhere"), "2"))
     if asleep:
         await sleeper.rest.wake()
     assert _tokens(await sleeper.ask(max_tokens=8)) == expected
+
+
+async def test_weights_that_cannot_be_loaded_leave_those_it_had(
+    sleeper: Sleeper, other_dir: Path, tmp_path: Path
+) -> None:
+    expected = _tokens(await sleeper.ask(max_tokens=60))
+    begun = asyncio.create_task(sleeper.ask(max_tokens=60))
+    await sleeper.steps(10)
+    shutil.copytree(other_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(WeightsNotLoaded, match="goes on with those it had"):
+        await sleeper.rest.update(Weights(str(tmp_path), "2"))
+    assert not sleeper.rest.asleep
+    assert sleeper.rest.weights.directory == sleeper.dispatcher.models()[0].directory
+    assert _tokens(await begun) == expected
+    await sleeper.rest.update(Weights(str(other_dir), "3"))
+    assert sleeper.rest.weights == Weights(str(other_dir), "3")
 
 
 async def test_a_model_that_cannot_be_loaded_again_loses_the_engine(
     sleeper: Sleeper, other_dir: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(other_dir, tmp_path, dirs_exist_ok=True)
+    await sleeper.rest.update(Weights(str(tmp_path), "2"))
+    await sleeper.rest.sleep()
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(GroupLost, match=r"holds no \*.safetensors"):
-        await sleeper.rest.update(str(tmp_path))
+        await sleeper.rest.wake()
     await sleeper.dispatcher.engine.wait_idle()
     assert "no group could take" in (sleeper.dispatcher.engine.lost or "")

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from blockyard.cluster.engine import Engine
 from blockyard.cluster.group import Group
 from blockyard.cluster.group_ranks import GroupRanks
-from blockyard.cluster.resting import Rest
+from blockyard.cluster.resting import Rest, Weights
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.scheduler.sampling import SamplingParams
@@ -64,7 +64,7 @@ class Run:
         self.group = await self.ranks.start()
         limits = SchedulerConfig(CONTEXT, max_running=8, pipeline_depth=2)
         engine = Engine(Scheduler(limits, NUM_BLOCKS), self.group, self._deliver)
-        rest = Rest(engine.succession, self._free, self._load, str(self.directory))
+        rest = Rest(engine.succession, self._free, self._load, Weights(str(self.directory)))
         loop = asyncio.create_task(engine.run())
         for number, prompt in enumerate(PROMPTS):
             self._submit(engine, str(number), prompt)
@@ -101,8 +101,8 @@ class Run:
         await self.group.close()
         await self.ranks.rest()
 
-    async def _load(self, model_dir: str | None) -> Group:
-        self.group = await self.ranks.wake(model_dir)
+    async def _load(self, weights: Weights) -> Group:
+        self.group = await self.ranks.wake(weights)
         return self.group
 
 
