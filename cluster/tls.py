@@ -11,10 +11,29 @@ from typing import Any
 
 import grpc
 
-__all__ = ["TLS_CA_VARIABLE", "TlsFiles", "channel_credentials", "environment_credentials"]
+__all__ = [
+    "TLS_CA_VARIABLE",
+    "TLS_CERT_VARIABLE",
+    "TLS_KEY_VARIABLE",
+    "BadTlsVariable",
+    "TlsFiles",
+    "channel_credentials",
+    "environment_context",
+    "environment_credentials",
+]
 
 TLS_CA_VARIABLE = "BLOCKYARD_TLS_CA"
 """File of the certificates that clients trust a server by; set, they speak TLS."""
+
+TLS_CERT_VARIABLE = "BLOCKYARD_TLS_CERT"
+"""File of the certificate that clients show a server that asks for one."""
+
+TLS_KEY_VARIABLE = "BLOCKYARD_TLS_KEY"
+"""File of that certificate's private key."""
+
+
+class BadTlsVariable(Exception):
+    """The environment names files for TLS that no client could use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +92,49 @@ def environment_credentials() -> Any:
     """What the environment says: credentials of `channel_credentials`, or None for no TLS.
 
     Raises:
-        OSError: the file that it names cannot be read.
+        BadTlsVariable: its files cannot be used.
     """
-    ca_file = os.environ.get(TLS_CA_VARIABLE)
-    return channel_credentials(ca_file) if ca_file else None
+    files = _environment_files()
+    if files is None:
+        return None
+    _context(*files)  # gRPC would tell of files that it cannot use in its log alone
+    return channel_credentials(*files)
+
+
+def environment_context() -> ssl.SSLContext | None:
+    """The same for a client of HTTP; None for what the system trusts.
+
+    Raises:
+        BadTlsVariable: its files cannot be used.
+    """
+    files = _environment_files()
+    return _context(*files) if files is not None else None
+
+
+def _environment_files() -> tuple[str, str | None, str | None] | None:
+    names = (TLS_CA_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE)
+    ca_file, certificate, key = (os.environ.get(name) or None for name in names)
+    if (certificate is None) is not (key is None):
+        raise BadTlsVariable(f"{TLS_CERT_VARIABLE} and {TLS_KEY_VARIABLE} go together; set both")
+    if ca_file is None:
+        if certificate is not None:
+            raise BadTlsVariable(
+                f"{TLS_CERT_VARIABLE} is set without {TLS_CA_VARIABLE}, the certificates to trust "
+                "a server by; set both"
+            )
+        return None
+    return ca_file, certificate, key
+
+
+def _context(ca_file: str, certificate: str | None, key: str | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+    except OSError as error:  # what ssl itself complains about is one, too
+        files = ", ".join(name for name in (ca_file, certificate, key) if name is not None)
+        raise BadTlsVariable(
+            f"the files of {TLS_CA_VARIABLE}, {TLS_CERT_VARIABLE} and {TLS_KEY_VARIABLE} cannot be "
+            f"used ({files}): {error}"
+        ) from None
+    return context

@@ -1,4 +1,6 @@
-"""Serves the metrics over HTTP/1.1 to a Prometheus scraper: `GET /metrics`, and nothing else.
+"""Serves the metrics over HTTP/1.1 to a Prometheus scraper: `GET /metrics`.
+
+Beside them only `GET /ready`, for probes that have no certificate where clients must show one.
 
 Runs in the ingress's event loop, asleep until somebody asks; the text is made in a thread. One
 scrape at a time, each with a time limit, each on a connection of its own. Units: seconds, bytes.
@@ -18,6 +20,7 @@ _PLAIN = "text/plain; charset=utf-8"
 _MOST_REQUEST_BYTES = 16 * 1024
 _MOST_CONNECTIONS = 16
 _READ_SECONDS = 5.0
+_READY_SECONDS = 2.0
 _REPORT_SECONDS = 8.0
 """More than an engine is given to answer, so that a stuck one is left out; less than the ten
 seconds a scraper waits by default."""
@@ -86,6 +89,12 @@ class MetricsEndpoint:
         path = rest.partition(" ")[0].partition("?")[0]
         if method not in ("GET", "HEAD"):
             return _response("405 Method Not Allowed", b"use GET\n", extra="Allow: GET, HEAD\r\n")
+        if path == "/ready":
+            ready, with_body = await self._ready(), method == "GET"
+            if not ready:
+                status = "503 Service Unavailable"
+                return _response(status, b"traffic is not welcome now\n", with_body=with_body)
+            return _response("200 OK", b"ready\n", with_body=with_body)
         if path != "/metrics":
             return _response("404 Not Found", b"the metrics are at /metrics\n")
         try:
@@ -96,6 +105,13 @@ class MetricsEndpoint:
             logger.exception("a scrape failed")
             return _response("500 Internal Server Error", b"the server failed; see its log\n")
         return _response("200 OK", body, content_type, with_body=method == "GET")
+
+    async def _ready(self) -> bool:
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                return await self._dispatcher.ready()
+        except TimeoutError:
+            return False
 
     async def _scrape(self, accept: str) -> tuple[bytes, str]:
         async with asyncio.timeout(self._report_seconds), self._scraping:

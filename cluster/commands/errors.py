@@ -28,9 +28,12 @@ def fail(message: str, code: int = EXIT_FAILED) -> typer.Exit:
 def reported_errors(address: str) -> Iterator[None]:
     """Turn what goes wrong while talking to the server at `address` into a line and a code."""
     from blockyard.cluster.client import ServerError
+    from blockyard.cluster.tls import BadTlsVariable
 
     try:
         yield
+    except BadTlsVariable as error:
+        raise fail(str(error), EXIT_MISUSED) from None
     except ServerError as error:
         if not error.reached:
             raise fail(

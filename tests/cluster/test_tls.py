@@ -16,7 +16,16 @@ from cryptography.x509.oid import NameOID
 from blockyard.cluster.client import GenerationClient, ServerError, build_request
 from blockyard.cluster.grpc_front import GrpcFront
 from blockyard.cluster.http_front import HttpFront
-from blockyard.cluster.tls import TlsFiles, channel_credentials
+from blockyard.cluster.tls import (
+    TLS_CA_VARIABLE,
+    TLS_CERT_VARIABLE,
+    TLS_KEY_VARIABLE,
+    BadTlsVariable,
+    TlsFiles,
+    channel_credentials,
+    environment_context,
+    environment_credentials,
+)
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.scheduler.request import FinishReason
 
@@ -98,6 +107,51 @@ async def test_clients_are_served_in_secret_and_may_have_to_show_who_they_are(
             await clear.generate(build_request(prompt="a"))
     await grpc_front.stop(None)
     await http_front.stop(None)
+
+
+async def test_clients_take_their_files_from_the_environment(
+    signed: Callable[[str], tuple[str, str]],
+    dispatcher: Any,
+    tokenizers: dict[str, ModelTokenizer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dispatcher.script = [[65], FinishReason.STOP]
+    certificate, key = signed("server")
+    ca = str(Path(certificate).with_name("ca.pem"))
+    files = TlsFiles(certificate, key, ca)
+    grpc_front, http_front = GrpcFront(dispatcher, tokenizers), HttpFront(dispatcher, tokenizers)
+    place = f"localhost:{await grpc_front.start('127.0.0.1:0', files)}"
+    url = f"https://localhost:{await http_front.start('127.0.0.1', 0, files)}/v1/models"
+    for name, file in zip((TLS_CERT_VARIABLE, TLS_KEY_VARIABLE), signed("client"), strict=True):
+        monkeypatch.setenv(name, file)
+    monkeypatch.setenv(TLS_CA_VARIABLE, ca)
+    async with GenerationClient(place, 60) as client:
+        assert list((await client.generate(build_request(prompt="a"))).token_ids) == [65]
+    context = environment_context()
+    assert context is not None
+    async with httpx2.AsyncClient(verify=context, timeout=60) as web:
+        assert (await web.get(url)).status_code == 200
+    await grpc_front.stop(None)
+    await http_front.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({TLS_CA_VARIABLE: "/nowhere"}, "cannot be used .*nowhere"),
+        ({TLS_CERT_VARIABLE: "c"}, f"{TLS_CERT_VARIABLE} and {TLS_KEY_VARIABLE} go together"),
+        ({TLS_CERT_VARIABLE: "c", TLS_KEY_VARIABLE: "k"}, f"without {TLS_CA_VARIABLE}"),
+    ],
+)
+def test_variables_that_do_not_fit_are_refused(
+    told: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert environment_credentials() is environment_context() is None
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    for asked in (environment_credentials, environment_context):
+        with pytest.raises(BadTlsVariable, match=words):
+            asked()
 
 
 def test_files_that_do_not_fit_are_refused(

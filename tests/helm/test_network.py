@@ -137,3 +137,24 @@ def test_notes_have_lines_to_paste(render: Callable[..., Any], full: dict[str, A
         "  helm test demo -n prod",
     ):
         assert line in notes.splitlines()
+
+
+def test_notes_show_what_callers_must_show(render: Callable[..., Any]) -> None:
+    values = {
+        "apiKeys": {"secret": "keys", "testKey": "test.key"},
+        "tls": {"secret": "own", "clients": {"caSecret": "people", "testSecret": "tester"}},
+    }
+    lines = render(values).notes.splitlines()
+    begin = lines.index("Ask it:") + 2
+    secret = "kubectl -n prod get secret"
+    assert lines[begin : begin + 3] == [
+        f"  KEY=$({secret} keys -o jsonpath='{{.data.test\\.key}}' | base64 -d)",
+        f"  {secret} tester -o jsonpath='{{.data.tls\\.crt}}' | base64 -d > client.crt",
+        f"  {secret} tester -o jsonpath='{{.data.tls\\.key}}' | base64 -d > client.key",
+    ]
+    key = '-H "authorization: Bearer $KEY"'
+    stream, ledger, curl = lines[begin + 4 : begin + 7]
+    for line in (stream, ledger):
+        assert line.startswith(f"  grpcurl -insecure -cert client.crt -key client.key {key} ")
+    shown = "  curl -s -k --cert client.crt --key client.key "
+    assert curl.startswith(f"{shown}https://127.0.0.1:8000/v1/completions {key} -H 'content")

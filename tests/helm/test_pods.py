@@ -6,10 +6,21 @@ from typing import Any
 import pytest
 
 from blockyard.cluster.client import API_KEY_VARIABLE
-from blockyard.cluster.tls import TLS_CA_VARIABLE
+from blockyard.cluster.tls import TLS_CA_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE
 
 PODS = ("head", "central", "ingress", "engine-large", "engine-small")
 EVERYWHERE = [{"key": "dedicated", "operator": "Equal", "value": "llm", "effect": "NoSchedule"}]
+
+
+def secret_files(pod: dict[str, Any]) -> dict[str, str]:
+    """Files of secrets as the main container finds them, and the secret that each is of."""
+    return {
+        f"{mount['mountPath']}/{item['path']}": volume["secret"]["secretName"]
+        for volume in pod.get("volumes", [])
+        for mount in main_container(pod).get("volumeMounts", [])
+        if mount["name"] == volume["name"] and "secret" in volume
+        for item in volume["secret"]["items"]
+    }
 
 
 def main_container(pod: dict[str, Any]) -> dict[str, Any]:
@@ -189,13 +200,7 @@ def test_keys_are_where_callers_are_let_in(render: Callable[..., Any]) -> None:
     rendered = render({"apiKeys": {"secret": "yard-keys", "testKey": "test"}})
     file = rendered.serve_config["applications"][0]["args"]["api_keys_file"]
     for name, pod in rendered.pods.items():
-        mounted = [
-            f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"
-            for volume in pod.get("volumes", [])
-            for mount in main_container(pod)["volumeMounts"]
-            if "secret" in volume and mount["name"] == volume["name"]
-        ]
-        assert mounted == ([file] if name == "ingress" else []), name
+        assert list(secret_files(pod)) == ([file] if name == "ingress" else []), name
     [shown] = main_container(rendered.pods["test"])["env"]
     assert shown["name"] == API_KEY_VARIABLE
     assert shown["valueFrom"]["secretKeyRef"] == {"name": "yard-keys", "key": "test"}
@@ -231,15 +236,7 @@ def test_tls_is_where_clients_come_in(render: Callable[..., Any]) -> None:
         "certificate": "/etc/blockyard-tls/tls.crt",
         "key": "/etc/blockyard-tls/private.pem",
     }
-    mounted = {}
-    for name, pod in rendered.pods.items():
-        [*mounted[name]] = (
-            f"{mount['mountPath']}/{item['path']}"
-            for volume in pod.get("volumes", [])
-            for mount in main_container(pod).get("volumeMounts", [])
-            if mount["name"] == volume["name"] and "secret" in volume
-            for item in volume["secret"]["items"]
-        )
+    mounted = {name: list(secret_files(pod)) for name, pod in rendered.pods.items()}
     [shown] = main_container(rendered.pods["test"])["env"]
     assert shown == {"name": TLS_CA_VARIABLE, "value": "/etc/blockyard-tls/ca.crt"}
     # The test trusts who has signed, and never sees the private key.
@@ -259,6 +256,34 @@ def test_tls_is_where_clients_come_in(render: Callable[..., Any]) -> None:
         "grpcurl -insecure -d" in rendered.notes and "http://127.0.0.1:8000" not in rendered.notes
     )
     assert "tls" not in render().serve_config["applications"][0]["args"]
+
+
+def test_clients_show_certificates_where_that_is_wanted(render: Callable[..., Any]) -> None:
+    clients = {"caSecret": "people", "caKey": "root.pem", "testSecret": "tester"}
+    rendered = render({"tls": {"secret": "yard-tls", "clients": clients}})
+    told = rendered.serve_config["applications"][0]["args"]["tls"]
+    assert told["client_ca"] == "/etc/blockyard-tls-clients/root.pem"
+    shown = {each["name"]: each["value"] for each in main_container(rendered.pods["test"])["env"]}
+    files = {name: secret_files(pod) for name, pod in rendered.pods.items()}
+    # What each process is told to read is there, from the secret that it belongs to.
+    assert {name: found for name, found in files.items() if found} == {
+        "ingress": {
+            told["certificate"]: "yard-tls",
+            told["key"]: "yard-tls",
+            told["client_ca"]: "people",
+        },
+        "test": {
+            shown[TLS_CA_VARIABLE]: "yard-tls",
+            shown[TLS_CERT_VARIABLE]: "tester",
+            shown[TLS_KEY_VARIABLE]: "tester",
+        },
+    }
+    # Kubernetes' probes have no certificate; the metrics port asks for none.
+    ingress = main_container(rendered.pods["ingress"])
+    [metrics] = (port for port in ingress["ports"] if port["name"] == "metrics")
+    for probe in ("startupProbe", "readinessProbe"):
+        assert "grpc" not in ingress[probe]
+        assert ingress[probe]["httpGet"] == {"path": "/ready", "port": metrics["containerPort"]}
 
 
 def test_the_test_pod_asks_every_model(render: Callable[..., Any], full: dict[str, Any]) -> None:

@@ -38,6 +38,9 @@ MATRIX: dict[str, dict[str, Any]] = {
         "tls": {"secret": "certificate", "caKey": "root.pem"},
         "apiKeys": {"secret": "keys", "testKey": "test"},
     },
+    "clients with certificates": {
+        "tls": {"secret": "certificate", "clients": {"caSecret": "people", "testSecret": "tester"}},
+    },
     "traces": {"tracing": {"endpoint": "http://collector:4318/v1/traces"}},
     "logs": {"logs": {"format": "text", "level": "DEBUG", "prompts": True}},
     "no token": {"ray": {"tokenAuthentication": False, "upgrade": "None"}},

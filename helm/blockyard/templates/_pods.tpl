@@ -108,6 +108,9 @@ spec:
         {{- end }}
         {{- if and $root.Values.tls.secret (eq .component "ingress") }}
         - {name: tls, mountPath: /etc/blockyard-tls, readOnly: true}
+        {{- if $root.Values.tls.clients.caSecret }}
+        - {name: tls-clients, mountPath: /etc/blockyard-tls-clients, readOnly: true}
+        {{- end }}
         {{- end }}
   volumes:
     {{- if and $root.Values.apiKeys.secret (eq .component "ingress") }}
@@ -125,6 +128,15 @@ spec:
         items:
           - {key: {{ $root.Values.tls.certKey }}, path: {{ $root.Values.tls.certKey }}}
           - {key: {{ $root.Values.tls.keyKey }}, path: {{ $root.Values.tls.keyKey }}}
+    {{- with $root.Values.tls.clients }}
+    {{- if .caSecret }}
+    - name: tls-clients
+      secret:
+        secretName: {{ .caSecret }}
+        defaultMode: 0440
+        items: [{key: {{ .caKey }}, path: {{ .caKey }}}]
+    {{- end }}
+    {{- end }}
     {{- end }}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ $settings.shmSize }}}
@@ -206,8 +218,10 @@ spec:
 {{- define "blockyard.probes" -}}
 {{- $alive := eq .component "head" | ternary (dict "path" "/api/gcs_healthz" "port" 8265) (dict "path" "/api/local_raylet_healthz" "port" 52365) -}}
 {{- $serves := dict "grpc" (dict "port" (int .root.Values.server.grpcPort)) -}}
-{{- /* Kubernetes' own gRPC probe speaks no TLS. */}}
-{{- if .root.Values.tls.secret }}
+{{- /* Kubernetes' own gRPC probe speaks no TLS, and its HTTPS probe shows no certificate. */}}
+{{- if .root.Values.tls.clients.caSecret }}
+{{- $serves = dict "httpGet" (dict "path" "/ready" "port" (int .root.Values.server.metricsPort)) -}}
+{{- else if .root.Values.tls.secret }}
 {{- $serves = dict "httpGet" (dict "path" "/ready" "port" (int .root.Values.server.httpPort) "scheme" "HTTPS") -}}
 {{- end }}
 {{- $period := 5 -}}

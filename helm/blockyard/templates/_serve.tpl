@@ -44,7 +44,11 @@
 {{- if .secret }}{{ $_ := set $args "api_keys_file" (printf "/etc/blockyard/%s" .key) }}{{ end -}}
 {{- end -}}
 {{- with .Values.tls }}
-{{- if .secret }}{{ $_ := set $args "tls" (dict "certificate" (printf "/etc/blockyard-tls/%s" .certKey) "key" (printf "/etc/blockyard-tls/%s" .keyKey)) }}{{ end -}}
+{{- if .secret -}}
+{{- $files := dict "certificate" (printf "/etc/blockyard-tls/%s" .certKey) "key" (printf "/etc/blockyard-tls/%s" .keyKey) -}}
+{{- if .clients.caSecret }}{{ $_ := set $files "client_ca" (printf "/etc/blockyard-tls-clients/%s" .clients.caKey) }}{{ end -}}
+{{- $_ := set $args "tls" $files -}}
+{{- end -}}
 {{- end -}}
 {{- $_ := set $args "logs" (pick .Values.logs "format" "level" "prompts") -}}
 {{- if .Values.tracing.endpoint }}{{ $_ := set $args "trace_endpoint" .Values.tracing.endpoint }}{{ end -}}
