@@ -6,6 +6,7 @@ Knows nothing of how processes are started. Units are in the names.
 from dataclasses import dataclass, field
 
 from blockyard.cluster.logs import LogConfig
+from blockyard.cluster.request.admin import ADMIN_TENANT
 from blockyard.cluster.request.speech_format import REASONING_FORMATS, TOOL_FORMATS
 from blockyard.cluster.tls import TlsFiles
 from blockyard.scheduler.config import (
@@ -64,6 +65,10 @@ class ServeConfig:
         resume_seconds: how long a live request waits for another group when its own is lost, and
             a new one for the first group of a model that has gone to none.
         allow_chaos: whether anybody who reaches an ingress may have things go wrong, for tests.
+        allow_admin: whether callers may change what is served: put models to sleep, wake them, give
+            them other weights.
+        admin_tenant: whose API keys those callers must show, where keys are asked for.
+        weights_root: directory on every node that such weights must be in; None: none are loaded.
         num_ingresses: processes that listen for clients, each on a node of its own.
         group_resource, ingress_resource, central_resource: name of a Ray resource, of which a
             group, an ingress or the central scheduler takes one unit, so that it runs on nodes
@@ -112,6 +117,9 @@ class ServeConfig:
     stall_seconds: float = 120.0
     resume_seconds: float = 60.0
     allow_chaos: bool = False
+    allow_admin: bool = False
+    admin_tenant: str = ADMIN_TENANT
+    weights_root: str | None = None
     num_ingresses: int = 1
     group_resource: str | None = None
     ingress_resource: str | None = None
@@ -149,6 +157,10 @@ class ServeConfig:
                     f"{name} and serve_grpc_port do not go together: Ray Serve's own proxy "
                     "checks no keys and speaks no TLS"
                 )
+        if self.weights_root is not None and not self.allow_admin:
+            raise ValueError(
+                "weights_root is given without allow_admin: nobody could ask for other weights"
+            )
         _ = self.scheduler, self.scaling  # their own checks
 
     @property

@@ -9,6 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blockyard.cluster.commands.log_options import LogFormat, LogLevel, check_tracing, logging_as
+from blockyard.cluster.commands.serve_options import (
+    AdminTenant,
+    AllowAdmin,
+    AllowChaos,
+    ApiKeys,
+    Dtype,
+    HostBlocks,
+    KvDtype,
+    KvMemory,
+    MetricsPort,
+    PipelineDepth,
+    RayAddress,
+    ServeGrpcPort,
+    Speculate,
+    TlsClientCa,
+    TraceEndpoint,
+    Weights,
+    WeightsRoot,
+)
 from blockyard.cluster.commands.start import (
     Blocks,
     Groups,
@@ -21,6 +40,7 @@ from blockyard.cluster.commands.start import (
     running,
     tls_files,
 )
+from blockyard.cluster.request.admin import ADMIN_TENANT
 from blockyard.scheduler.config import PreemptionPolicy, Speculation
 
 if TYPE_CHECKING:
@@ -45,28 +65,10 @@ def serve(
     http_host: Annotated[
         str, typer.Option(help="Address to listen on for HTTP clients.")
     ] = "127.0.0.1",
-    api_keys: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of API keys, a line each: TENANT KEY [MOST LIVE REQUESTS]. Callers show one "
-            "as `Authorization: Bearer KEY`.",
-            show_default="everybody may call",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-        ),
-    ] = None,
+    api_keys: ApiKeys = None,
     tls_cert: TlsFile = None,
     tls_key: TlsFile = None,
-    tls_client_ca: Annotated[
-        Path | None,
-        typer.Option(
-            help="Ask clients for a certificate that this one has signed.",
-            show_default="off",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
+    tls_client_ca: TlsClientCa = None,
     groups: Groups = "1",
     scale_quiet_seconds: Annotated[
         float,
@@ -81,45 +83,13 @@ def serve(
         typer.Option("--ranks", "--tp", help="Workers that share each copy of the model.", min=1),
     ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="auto, float32, bfloat16 or float16; auto is float32 on a CPU and the "
-            "checkpoint's own on a GPU."
-        ),
-    ] = "auto",
-    kv_dtype: Annotated[
-        str,
-        typer.Option(
-            help="What keys and values are kept in: auto (as computed), bfloat16, int8 (on a CPU) "
-            "or fp8 (on a GPU): fewer bytes a block, more blocks."
-        ),
-    ] = "auto",
-    weights: Annotated[
-        str,
-        typer.Option(
-            help="How a CPU keeps weights: auto (fp32), fp32, bf16, int8 or int4; sums are float32."
-        ),
-    ] = "auto",
+    dtype: Dtype = "auto",
+    kv_dtype: KvDtype = "auto",
+    weights: Weights = "auto",
     block_size: Annotated[int, typer.Option(help="Token slots in a block.", min=1)] = 16,
     blocks: Blocks = None,
-    host_blocks: Annotated[
-        int | None,
-        typer.Option(
-            help="Blocks of each group in host memory, for requests that are swapped out; 0 turns "
-            "swapping off.",
-            show_default="from the device",
-            min=0,
-        ),
-    ] = None,
-    kv_memory_mib: Annotated[
-        int | None,
-        typer.Option(
-            help="Memory of a rank for KV blocks, when they are measured.",
-            show_default="from the device",
-            min=1,
-        ),
-    ] = None,
+    host_blocks: HostBlocks = None,
+    kv_memory_mib: KvMemory = None,
     threads: Annotated[
         int | None,
         typer.Option(help="CPU threads of each worker.", show_default="all cores", min=1),
@@ -136,23 +106,8 @@ def serve(
             "memory, dropped and computed anew, or the cheaper of the two each time."
         ),
     ] = PreemptionPolicy.AUTO,
-    pipeline_depth: Annotated[
-        int,
-        typer.Option(
-            help="Steps in flight at once. With 2 a step is planned while the one before it runs: "
-            "the device never waits for a plan, a newcomer waits a step longer. See `blockyard "
-            "bench pipeline`.",
-            min=1,
-            max=2,
-        ),
-    ] = 1,
-    speculate: Annotated[
-        Speculation,
-        typer.Option(
-            help="Guess next tokens and check them in one step: ngram takes what followed the "
-            "newest ones before. Answers stay the same."
-        ),
-    ] = Speculation.OFF,
+    pipeline_depth: PipelineDepth = 1,
+    speculate: Speculate = Speculation.OFF,
     tool_call_parser: Annotated[
         str,
         typer.Option(
@@ -167,29 +122,11 @@ def serve(
             "the chat template."
         ),
     ] = "auto",
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            help="Offer the books to Prometheus at /metrics on this port.",
-            show_default="off",
-            min=1,
-            max=65535,
-        ),
-    ] = None,
+    metrics_port: MetricsPort = None,
     metrics_host: Annotated[
         str, typer.Option(help="Address to listen on for Prometheus.")
     ] = "127.0.0.1",
-    serve_grpc_port: Annotated[
-        int | None,
-        typer.Option(
-            help="Also offer the services behind Ray Serve's own gRPC proxy, on this port; that "
-            "proxy listens on every address of the machine, and it may miss that a client left "
-            "its stream: such a request runs to its last token.",
-            show_default="off",
-            min=1,
-            max=65535,
-        ),
-    ] = None,
+    serve_grpc_port: ServeGrpcPort = None,
     drain_seconds: Annotated[
         float, typer.Option(help="Most time for live requests to end at shutdown.", min=0.1)
     ] = 30.0,
@@ -206,30 +143,12 @@ def serve(
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Log the prompts of requests too.")
     ] = False,
-    trace_endpoint: Annotated[
-        str | None,
-        typer.Option(
-            envvar="BLOCKYARD_TRACE_ENDPOINT",
-            help="Send spans of requests to this OTLP endpoint, such as "
-            "http://127.0.0.1:4318/v1/traces; needs the extra `trace`.",
-            show_default="off",
-        ),
-    ] = None,
-    allow_chaos: Annotated[
-        bool,
-        typer.Option(
-            "--allow-chaos",
-            help="Let anybody who reaches the gRPC port kill and stop processes of this cluster: "
-            "for tests, see `blockyard chaos`.",
-        ),
-    ] = False,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            help="Address of a running Ray cluster, or `auto`.",
-            show_default="start one on this machine",
-        ),
-    ] = None,
+    trace_endpoint: TraceEndpoint = None,
+    allow_chaos: AllowChaos = False,
+    allow_admin: AllowAdmin = False,
+    admin_tenant: AdminTenant = ADMIN_TENANT,
+    weights_root: WeightsRoot = None,
+    ray_address: RayAddress = None,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C, then finish what was admitted and exit."""
     values = {
@@ -266,6 +185,9 @@ def serve(
         "drain_seconds": drain_seconds,
         "trace_endpoint": trace_endpoint,
         "allow_chaos": allow_chaos,
+        "allow_admin": allow_admin,
+        "admin_tenant": admin_tenant,
+        "weights_root": str(weights_root.resolve()) if weights_root is not None else None,
     }
     if api_keys is not None:
         check_api_keys(api_keys)

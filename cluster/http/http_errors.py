@@ -12,6 +12,7 @@ _STATUS = {
     ApiCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
     ApiCode.NOT_FOUND: (404, "invalid_request_error"),
     ApiCode.UNAUTHENTICATED: (401, "authentication_error"),
+    ApiCode.PERMISSION_DENIED: (403, "permission_error"),
     ApiCode.ALREADY_EXISTS: (409, "conflict_error"),
     ApiCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
     ApiCode.UNAVAILABLE: (503, "service_unavailable_error"),

@@ -9,6 +9,7 @@ __all__ = ["openapi_document"]
 _FAILURES = {
     "400": "The request is wrong; `param` names the field.",
     "401": "No API key was shown, or one that is not known.",
+    "403": "This key may not do that, or nobody may on this server.",
     "404": "There is no such model, request or stream.",
     "409": "A live request has this name, or the stream is read by another call now.",
     "429": "Too much is being served; `retry-after` says when to try again.",

@@ -1,7 +1,8 @@
 """Who may call, and for which tenant: keys that callers show, kept as digests.
 
-A tenant may be held to a number of requests at once. Without any key everybody may call. Knows no
-transport. Units: requests.
+A tenant may be held to a number of requests at once. An administrator's key shows the requests of
+all tenants to people who look. Without any key everybody may call. Knows no transport. Units:
+requests.
 """
 
 import hashlib
@@ -19,19 +20,24 @@ __all__ = ["ApiKey", "KeyRing", "read_api_keys"]
 
 _SCHEME = "bearer "
 _LEAST_CHARACTERS = 16
+_ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key: whose it is, its SHA-256, and how many requests may be live with it."""
+    """One key: whose it is, its SHA-256, how many requests may be live with it, what it shows.
+
+    An administrator sees the names of all tenants' requests where others see their own.
+    """
 
     tenant: str
     digest: bytes
     max_live: int | None = None
+    is_admin: bool = False
 
     def __repr__(self) -> str:
         """Leave the digest out."""
-        return f"ApiKey({self.tenant!r}, max_live={self.max_live})"
+        return f"ApiKey({self.tenant!r}, max_live={self.max_live}, is_admin={self.is_admin})"
 
 
 class KeyRing:
@@ -42,14 +48,25 @@ class KeyRing:
         self._limits = {key.tenant: key.max_live for key in self._keys}
         self._live: Counter[str] = Counter()
 
+    def __bool__(self) -> bool:
+        """Whether callers must show a key."""
+        return bool(self._keys)
+
     def tenant_of(self, authorization: str | None) -> str:
-        """The tenant of a caller, by its `authorization`, which is `Bearer` and the key.
+        """The tenant of a caller; see `key_of`. Empty when there are no keys."""
+        key = self.key_of(authorization)
+        return key.tenant if key is not None else ""
+
+    def key_of(self, authorization: str | None) -> ApiKey | None:
+        """The key of a caller, by its `authorization`, which is `Bearer` and the key.
+
+        None when there are no keys, and everybody may call.
 
         Raises:
             ApiError: UNAUTHENTICATED: there are keys, and this is none of them.
         """
         if not self._keys:
-            return ""
+            return None
         shown = authorization or ""
         if not shown.lower().startswith(_SCHEME):
             raise ApiError(
@@ -62,7 +79,7 @@ class KeyRing:
         found = [key for key in self._keys if hmac.compare_digest(key.digest, digest)]
         if not found:
             raise ApiError(ApiCode.UNAUTHENTICATED, "", "this API key is not known here")
-        return found[0].tenant
+        return found[0]
 
     @contextmanager
     def live(self, tenant: str) -> Iterator[None]:
@@ -90,7 +107,7 @@ class KeyRing:
 
 
 def read_api_keys(file: Path) -> tuple[ApiKey, ...]:
-    """Keys from a file with a line for each: tenant, key, and perhaps most live requests.
+    """Keys from a file with a line for each: tenant, key, perhaps most live requests and `admin`.
 
     Empty lines and those that begin with `#` are passed over.
 
@@ -108,15 +125,18 @@ def read_api_keys(file: Path) -> tuple[ApiKey, ...]:
         except (ValueError, ApiError) as error:
             raise ValueError(f"line {number} of the API keys: {error}") from None
     if not keys:
-        raise ValueError("the file of API keys has none; give `TENANT KEY [MAX_LIVE]` in a line")
+        raise ValueError("the file of API keys has none; give `TENANT KEY [MAX_LIVE] [admin]` in a line")
     if len({key.digest for key in keys}) < len(keys):
         raise ValueError("the file of API keys has one key twice")
     return tuple(keys)
 
 
 def _read_key(words: list[str]) -> ApiKey:
+    is_admin = len(words) > 2 and words[-1] == _ADMIN
+    if is_admin:
+        words = words[:-1]
     if len(words) not in (2, 3):
-        raise ValueError(f"has {len(words)} words; give `TENANT KEY [MAX_LIVE]`")
+        raise ValueError("has too few or too many words; give `TENANT KEY [MAX_LIVE] [admin]`")
     tenant, key, *limit = words
     check_name("tenant", tenant)
     if len(key) < _LEAST_CHARACTERS:
@@ -124,7 +144,7 @@ def _read_key(words: list[str]) -> ApiKey:
     max_live = int(limit[0]) if limit else None
     if max_live is not None and max_live < 1:
         raise ValueError(f"MAX_LIVE is {max_live}; give at least 1")
-    return ApiKey(tenant, _digest(key), max_live)
+    return ApiKey(tenant, _digest(key), max_live, is_admin)
 
 
 def _digest(key: str) -> bytes:

@@ -1,0 +1,167 @@
+"""Options of `blockyard serve` that say more than a line: what they take and what they are for."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockyard.scheduler.config import Speculation
+
+__all__ = [
+    "AdminTenant",
+    "AllowAdmin",
+    "AllowChaos",
+    "ApiKeys",
+    "Dtype",
+    "HostBlocks",
+    "KvDtype",
+    "KvMemory",
+    "MetricsPort",
+    "PipelineDepth",
+    "RayAddress",
+    "ServeGrpcPort",
+    "Speculate",
+    "TlsClientCa",
+    "TraceEndpoint",
+    "Weights",
+    "WeightsRoot",
+]
+
+ApiKeys = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of API keys, a line each: TENANT KEY [MOST LIVE REQUESTS]. Callers show one "
+        "as `Authorization: Bearer KEY`.",
+        show_default="everybody may call",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+    ),
+]
+TlsClientCa = Annotated[
+    Path | None,
+    typer.Option(
+        help="Ask clients for a certificate that this one has signed.",
+        show_default="off",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="auto, float32, bfloat16 or float16; auto is float32 on a CPU and the "
+        "checkpoint's own on a GPU."
+    ),
+]
+KvDtype = Annotated[
+    str,
+    typer.Option(
+        help="What keys and values are kept in: auto (as computed), bfloat16, int8 (on a CPU) "
+        "or fp8 (on a GPU): fewer bytes a block, more blocks."
+    ),
+]
+Weights = Annotated[
+    str,
+    typer.Option(
+        help="How a CPU keeps weights: auto (fp32), fp32, bf16, int8 or int4; sums are float32."
+    ),
+]
+HostBlocks = Annotated[
+    int | None,
+    typer.Option(
+        help="Blocks of each group in host memory, for requests that are swapped out; 0 turns "
+        "swapping off.",
+        show_default="from the device",
+        min=0,
+    ),
+]
+KvMemory = Annotated[
+    int | None,
+    typer.Option(
+        help="Memory of a rank for KV blocks, when they are measured.",
+        show_default="from the device",
+        min=1,
+    ),
+]
+PipelineDepth = Annotated[
+    int,
+    typer.Option(
+        help="Steps in flight at once. With 2 a step is planned while the one before it runs: "
+        "the device never waits for a plan, a newcomer waits a step longer. See `blockyard "
+        "bench pipeline`.",
+        min=1,
+        max=2,
+    ),
+]
+Speculate = Annotated[
+    Speculation,
+    typer.Option(
+        help="Guess next tokens and check them in one step: ngram takes what followed the "
+        "newest ones before. Answers stay the same."
+    ),
+]
+ServeGrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Also offer the services behind Ray Serve's own gRPC proxy, on this port; that "
+        "proxy listens on every address of the machine, and it may miss that a client left "
+        "its stream: such a request runs to its last token.",
+        show_default="off",
+        min=1,
+        max=65535,
+    ),
+]
+TraceEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        envvar="BLOCKYARD_TRACE_ENDPOINT",
+        help="Send spans of requests to this OTLP endpoint, such as "
+        "http://127.0.0.1:4318/v1/traces; needs the extra `trace`.",
+        show_default="off",
+    ),
+]
+AllowChaos = Annotated[
+    bool,
+    typer.Option(
+        "--allow-chaos",
+        help="Let anybody who reaches the gRPC port kill and stop processes of this cluster: "
+        "for tests, see `blockyard chaos`.",
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of a running Ray cluster, or `auto`.",
+        show_default="start one on this machine",
+    ),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Offer the books to Prometheus at /metrics on this port.",
+        show_default="off",
+        min=1,
+        max=65535,
+    ),
+]
+AllowAdmin = Annotated[
+    bool,
+    typer.Option(
+        "--allow-admin",
+        help="Let callers change what is served: put the model to sleep, wake it, give it other "
+        "weights. With API keys those of one tenant alone.",
+    ),
+]
+AdminTenant = Annotated[
+    str, typer.Option(help="With --allow-admin: the tenant whose API keys callers must show.")
+]
+WeightsRoot = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --allow-admin: directory that other weights may be loaded from, on every node.",
+        show_default="none are loaded",
+        exists=True,
+        file_okay=False,
+    ),
+]
