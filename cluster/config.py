@@ -6,7 +6,6 @@ Knows nothing of how processes are started. Units are in the names.
 from dataclasses import dataclass, field
 
 from blockyard.cluster.logs import LogConfig
-from blockyard.cluster.request.admin import ADMIN_TENANT
 from blockyard.cluster.request.speech_format import REASONING_FORMATS, TOOL_FORMATS
 from blockyard.cluster.tls import TlsFiles
 from blockyard.scheduler.config import (
@@ -66,8 +65,7 @@ class ServeConfig:
             a new one for the first group of a model that has gone to none.
         allow_chaos: whether anybody who reaches an ingress may have things go wrong, for tests.
         allow_admin: whether callers may change what is served: put models to sleep, wake them, give
-            them other weights.
-        admin_tenant: whose API keys those callers must show, where keys are asked for.
+            them other weights; where API keys are asked for, with an admin's.
         weights_root: directory on every node that such weights must be in; None: none are loaded.
         num_ingresses: processes that listen for clients, each on a node of its own.
         group_resource, ingress_resource, central_resource: name of a Ray resource, of which a
@@ -118,7 +116,6 @@ class ServeConfig:
     resume_seconds: float = 60.0
     allow_chaos: bool = False
     allow_admin: bool = False
-    admin_tenant: str = ADMIN_TENANT
     weights_root: str | None = None
     num_ingresses: int = 1
     group_resource: str | None = None

@@ -10,7 +10,6 @@ import typer
 
 from blockyard.cluster.commands.log_options import LogFormat, LogLevel, check_tracing, logging_as
 from blockyard.cluster.commands.serve_options import (
-    AdminTenant,
     AllowAdmin,
     AllowChaos,
     ApiKeys,
@@ -40,7 +39,6 @@ from blockyard.cluster.commands.start import (
     running,
     tls_files,
 )
-from blockyard.cluster.request.admin import ADMIN_TENANT
 from blockyard.scheduler.config import PreemptionPolicy, Speculation
 
 if TYPE_CHECKING:
@@ -146,7 +144,6 @@ def serve(
     trace_endpoint: TraceEndpoint = None,
     allow_chaos: AllowChaos = False,
     allow_admin: AllowAdmin = False,
-    admin_tenant: AdminTenant = ADMIN_TENANT,
     weights_root: WeightsRoot = None,
     ray_address: RayAddress = None,
 ) -> None:
@@ -186,7 +183,6 @@ def serve(
         "trace_endpoint": trace_endpoint,
         "allow_chaos": allow_chaos,
         "allow_admin": allow_admin,
-        "admin_tenant": admin_tenant,
         "weights_root": str(weights_root.resolve()) if weights_root is not None else None,
     }
     if api_keys is not None:

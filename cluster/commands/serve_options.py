@@ -8,7 +8,6 @@ import typer
 from blockyard.scheduler.config import Speculation
 
 __all__ = [
-    "AdminTenant",
     "AllowAdmin",
     "AllowChaos",
     "ApiKeys",
@@ -150,11 +149,8 @@ AllowAdmin = Annotated[
     typer.Option(
         "--allow-admin",
         help="Let callers change what is served: put the model to sleep, wake it, give it other "
-        "weights. With API keys those of one tenant alone.",
+        "weights. With API keys they must show an admin's.",
     ),
-]
-AdminTenant = Annotated[
-    str, typer.Option(help="With --allow-admin: the tenant whose API keys callers must show.")
 ]
 WeightsRoot = Annotated[
     Path | None,
