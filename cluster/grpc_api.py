@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
@@ -26,6 +26,7 @@ from blockyard.cluster.request.malformed_message import MalformedMessage
 from blockyard.cluster.request.request_service import RequestService
 from blockyard.cluster.request.resumable import ResumableStreams, check_grace
 from blockyard.cluster.request.token_service import TokenService
+from blockyard.cluster.states.state_api import StateApi
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import cluster_pb2, generation_pb2
 from blockyard.scheduler.request import RequestRefused
@@ -133,9 +134,16 @@ class GenerationApi:
 class ClusterApi:
     """`blockyard.v1.Cluster`."""
 
-    def __init__(self, dispatcher: Dispatcher, tokenizers: Mapping[str, ModelTokenizer]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        tokenizers: Mapping[str, ModelTokenizer],
+        states: StateApi | None = None,
+    ) -> None:
+        """Without `states` models are awake, and stay so."""
         self._dispatcher = dispatcher
         self._tokenizers = tokenizers
+        self._states = states
         self._watches = LedgerWatches(self._ledger)
 
     async def get_ledger(
@@ -186,11 +194,31 @@ class ClusterApi:
             eos_token_ids=model.eos_token_ids,
             has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
         )
+        if self._states is not None:
+            state = self._states.state(model.name)
+            response.sleeping, response.weight_version = state.sleeping, state.weight_version
         for report in await self._reports():
             if report.model == model.name:
                 response.block_size = report.ledger.block_size
                 break
         return response
+
+    async def sleep(self, request: Any, caller: Caller) -> cluster_pb2.ModelState:
+        """Put a model to sleep. Raises `ApiError`."""
+        return await self._stated().sleep(request, caller)
+
+    async def wake_up(self, request: Any, caller: Caller) -> cluster_pb2.ModelState:
+        """Wake a model. Raises `ApiError`."""
+        return await self._stated().wake_up(request, caller)
+
+    async def update_weights(self, request: Any, caller: Caller) -> cluster_pb2.ModelState:
+        """Give a model other weights. Raises `ApiError`."""
+        return await self._stated().update_weights(request, caller)
+
+    def _stated(self) -> StateApi:
+        if self._states is None:
+            raise ApiError(ApiCode.PERMISSION_DENIED, "", "models stay awake behind this server")
+        return self._states
 
     async def _ledger(
         self, audit: bool = False, memory: bool = False

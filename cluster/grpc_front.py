@@ -21,15 +21,15 @@ from blockyard.cluster.grpc_handlers import (
     add_generation_to_server,
     add_health_to_server,
 )
-from blockyard.cluster.grpc_keys import KeyCheck, authorization_of, traceparent_of
+from blockyard.cluster.grpc_keys import KeyCheck, caller_of
 from blockyard.cluster.grpc_status import call_status
 from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.api_keys import KeyRing
-from blockyard.cluster.request.caller import Caller
 from blockyard.cluster.request.generation import GenerationService, unexpected_error
 from blockyard.cluster.request.observer import RequestObserver
 from blockyard.cluster.request.request_service import RequestService
 from blockyard.cluster.request.token_service import TokenService
+from blockyard.cluster.states.state_api import StateApi
 from blockyard.cluster.tls import TlsFiles
 from blockyard.cluster.tokenizer import ModelTokenizer
 
@@ -71,6 +71,7 @@ class GrpcFront:
         keys: KeyRing | None = None,
         observer: RequestObserver | None = None,
         chaos: ChaosApi | None = None,
+        states: StateApi | None = None,
     ) -> None:
         """With `keys` every call but those for health and reflection must show one of them."""
         keys = keys if keys is not None else KeyRing()
@@ -81,8 +82,8 @@ class GrpcFront:
         )
         self._server = grpc.aio.server(options=server_options(), interceptors=(KeyCheck(keys),))
         add_generation_to_server(_GenerationServicer(generation, keys), self._server)
-        self._cluster = ClusterApi(dispatcher, tokenizers)
-        add_cluster_to_server(_ClusterServicer(self._cluster), self._server)
+        self._cluster = ClusterApi(dispatcher, tokenizers, states)
+        add_cluster_to_server(_ClusterServicer(self._cluster, keys), self._server)
         if chaos is not None:
             add_chaos_to_server(_ChaosServicer(chaos), self._server)
         add_health_to_server(
@@ -126,19 +127,23 @@ class _GenerationServicer:
         self._keys = keys
 
     async def Generate(self, request: Any, context: Any) -> Any:
-        return await _answer(self._api.generate(request, self._caller(context)), context)
+        return await _answer(self._api.generate(request, caller_of(context, self._keys)), context)
 
     async def GenerateStream(self, request: Any, context: Any) -> None:
-        await _answer_stream(self._api.generate_stream(request, self._caller(context)), context)
+        await _answer_stream(
+            self._api.generate_stream(request, caller_of(context, self._keys)), context
+        )
 
     async def ResumeStream(self, request: Any, context: Any) -> None:
-        await _answer_stream(self._api.resume_stream(request, self._caller(context)), context)
+        await _answer_stream(
+            self._api.resume_stream(request, caller_of(context, self._keys)), context
+        )
 
     async def Explain(self, request: Any, context: Any) -> Any:
-        return await _answer(self._api.explain(request, self._caller(context)), context)
+        return await _answer(self._api.explain(request, caller_of(context, self._keys)), context)
 
     async def Abort(self, request: Any, context: Any) -> Any:
-        return await _answer(self._api.abort(request, self._caller(context)), context)
+        return await _answer(self._api.abort(request, caller_of(context, self._keys)), context)
 
     async def Tokenize(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.tokenize(request), context)
@@ -146,16 +151,11 @@ class _GenerationServicer:
     async def Detokenize(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.detokenize(request), context)
 
-    def _caller(self, context: Any) -> Caller:
-        """Who calls; that there is a key that lets it in was checked before."""
-        metadata = context.invocation_metadata()
-        tenant = self._keys.tenant_of(authorization_of(metadata))
-        return Caller(tenant, context.time_remaining(), traceparent_of(metadata))
-
 
 class _ClusterServicer:
-    def __init__(self, api: ClusterApi) -> None:
+    def __init__(self, api: ClusterApi, keys: KeyRing) -> None:
         self._api = api
+        self._keys = keys
 
     async def GetLedger(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.get_ledger(request), context)
@@ -168,6 +168,16 @@ class _ClusterServicer:
 
     async def GetModel(self, request: Any, context: Any) -> Any:
         return await _answer(self._api.get_model(request), context)
+
+    async def Sleep(self, request: Any, context: Any) -> Any:
+        return await _answer(self._api.sleep(request, caller_of(context, self._keys)), context)
+
+    async def WakeUp(self, request: Any, context: Any) -> Any:
+        return await _answer(self._api.wake_up(request, caller_of(context, self._keys)), context)
+
+    async def UpdateWeights(self, request: Any, context: Any) -> Any:
+        told = self._api.update_weights(request, caller_of(context, self._keys))
+        return await _answer(told, context)
 
 
 class _ChaosServicer:

@@ -8,8 +8,9 @@ import grpc
 from blockyard.cluster.grpc_status import call_status
 from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.api_keys import KeyRing
+from blockyard.cluster.request.caller import Caller
 
-__all__ = ["KeyCheck", "authorization_of", "traceparent_of"]
+__all__ = ["KeyCheck", "authorization_of", "caller_of", "traceparent_of"]
 
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")
 """Services that anybody may ask: balancers and tools have no key."""
@@ -23,6 +24,18 @@ def authorization_of(metadata: Iterable[Any] | None) -> str | None:
 def traceparent_of(metadata: Iterable[Any] | None) -> str:
     """The span that a call is made under; empty for none."""
     return _named("traceparent", metadata) or ""
+
+
+def caller_of(context: Any, keys: KeyRing) -> Caller:
+    """Who makes a call; that there is a key that lets it in was checked before."""
+    metadata = context.invocation_metadata()
+    key = keys.key_of(authorization_of(metadata))
+    return Caller(
+        key.tenant if key is not None else "",
+        context.time_remaining(),
+        traceparent_of(metadata),
+        sees_all=key is not None and key.is_admin,
+    )
 
 
 def _named(wanted: str, metadata: Iterable[Any] | None) -> str | None:

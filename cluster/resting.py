@@ -158,30 +158,41 @@ class Rest:
         return group
 
 
-def refuse_other_shape(model_dir: str, other_dir: str) -> None:
+def refuse_other_shape(model_dir: str, other_dir: str, called: str = "") -> None:
     """Refuse weights that could not take the place of those of `model_dir`.
+
+    Args:
+        model_dir, other_dir: of the two.
+        called: what the other is called in messages; its own name by default.
 
     Raises:
         ValueError: their configuration differs, with where.
         ModelFilesError: there is none, or no weights that could be read without running code.
     """
-    own, other = _config(model_dir), _config(other_dir)
-    if not any(Path(other_dir).glob("*.safetensors")):
-        raise ModelFilesError(f"{other_dir} holds no *.safetensors files")
+    called = called or other_dir
+    own, other = _config(model_dir, model_dir), _config(other_dir, called)
+    if _has_weights(model_dir) and not _has_weights(other_dir):
+        raise ModelFilesError(f"{called} holds no *.safetensors files")
     for field in sorted(own.keys() | other.keys()):
         if field not in _NOT_OF_THE_SHAPE and own.get(field) != other.get(field):
             raise ValueError(
-                f"the weights in {other_dir} are of another shape: {field} is "
+                f"the weights in {called} are of another shape: {field} is "
                 f"{other.get(field)!r}, not {own.get(field)!r}; start a server for them"
             )
 
 
-def _config(model_dir: str) -> dict[str, Any]:
+def _has_weights(model_dir: str) -> bool:
+    return any(Path(model_dir).glob("*.safetensors"))  # the witness has none
+
+
+def _config(model_dir: str, called: str) -> dict[str, Any]:
     path = Path(model_dir) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFilesError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ModelFilesError(f"{called}/config.json cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelFilesError(f"{called}/config.json cannot be read: {error}") from error
     if not isinstance(config, dict):
-        raise ModelFilesError(f"{path} is not a JSON object")
+        raise ModelFilesError(f"{called}/config.json is not a JSON object")
     return config

@@ -335,7 +335,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ModelResponse(_message.Message):
-    __slots__ = ("name", "architecture", "context_tokens", "vocab_size", "eos_token_ids", "has_chat_template", "block_size")
+    __slots__ = ("name", "architecture", "context_tokens", "vocab_size", "eos_token_ids", "has_chat_template", "block_size", "sleeping", "weight_version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +343,8 @@ class ModelResponse(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SLEEPING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     context_tokens: int
@@ -350,4 +352,38 @@ class ModelResponse(_message.Message):
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     has_chat_template: bool
     block_size: int
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., block_size: _Optional[int] = ...) -> None: ...
+    sleeping: bool
+    weight_version: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., block_size: _Optional[int] = ..., sleeping: _Optional[bool] = ..., weight_version: _Optional[str] = ...) -> None: ...
+
+class SleepRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class WakeUpRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class UpdateWeightsRequest(_message.Message):
+    __slots__ = ("model", "directory")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    directory: str
+    def __init__(self, model: _Optional[str] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class ModelState(_message.Message):
+    __slots__ = ("model", "sleeping", "weight_version", "groups")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SLEEPING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    sleeping: bool
+    weight_version: str
+    groups: int
+    def __init__(self, model: _Optional[str] = ..., sleeping: _Optional[bool] = ..., weight_version: _Optional[str] = ..., groups: _Optional[int] = ...) -> None: ...

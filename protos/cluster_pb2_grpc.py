@@ -54,6 +54,21 @@ class ClusterStub:
                 request_serializer=blockyard_dot_protos_dot_cluster__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=blockyard_dot_protos_dot_cluster__pb2.ModelResponse.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/blockyard.v1.Cluster/Sleep',
+                request_serializer=blockyard_dot_protos_dot_cluster__pb2.SleepRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_cluster__pb2.ModelState.FromString,
+                _registered_method=True)
+        self.WakeUp = channel.unary_unary(
+                '/blockyard.v1.Cluster/WakeUp',
+                request_serializer=blockyard_dot_protos_dot_cluster__pb2.WakeUpRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_cluster__pb2.ModelState.FromString,
+                _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/blockyard.v1.Cluster/UpdateWeights',
+                request_serializer=blockyard_dot_protos_dot_cluster__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_cluster__pb2.ModelState.FromString,
+                _registered_method=True)
 
 
 class ClusterServicer:
@@ -88,6 +103,31 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """Gives back the memory of a model's weights and blocks, in all of its groups; requests wait.
+        Answered when it is free. For this and the next two: PERMISSION_DENIED unless the server was
+        started with such calls allowed, and to who shows an API key that is no admin's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeUp(self, request, context):
+        """Loads the weights again; requests that waited go on. Answered when all groups serve again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWeights(self, request, context):
+        """Has all groups of a model go on with other weights of the same shape, awake or asleep. Requests
+        that had begun keep their tokens and go on under the new weights; no block that other weights
+        have computed is found. When one group cannot load them all of them keep what they had.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +150,21 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=blockyard_dot_protos_dot_cluster__pb2.GetModelRequest.FromString,
                     response_serializer=blockyard_dot_protos_dot_cluster__pb2.ModelResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=blockyard_dot_protos_dot_cluster__pb2.SleepRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_cluster__pb2.ModelState.SerializeToString,
+            ),
+            'WakeUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeUp,
+                    request_deserializer=blockyard_dot_protos_dot_cluster__pb2.WakeUpRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_cluster__pb2.ModelState.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=blockyard_dot_protos_dot_cluster__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_cluster__pb2.ModelState.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +275,87 @@ class Cluster:
             '/blockyard.v1.Cluster/GetModel',
             blockyard_dot_protos_dot_cluster__pb2.GetModelRequest.SerializeToString,
             blockyard_dot_protos_dot_cluster__pb2.ModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.v1.Cluster/Sleep',
+            blockyard_dot_protos_dot_cluster__pb2.SleepRequest.SerializeToString,
+            blockyard_dot_protos_dot_cluster__pb2.ModelState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.v1.Cluster/WakeUp',
+            blockyard_dot_protos_dot_cluster__pb2.WakeUpRequest.SerializeToString,
+            blockyard_dot_protos_dot_cluster__pb2.ModelState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.v1.Cluster/UpdateWeights',
+            blockyard_dot_protos_dot_cluster__pb2.UpdateWeightsRequest.SerializeToString,
+            blockyard_dot_protos_dot_cluster__pb2.ModelState.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,6 +23,12 @@ _POSTED = {
     "/v1/responses": ("ResponseRequest", "Answer items; nothing is stored.", True),
     "/tokenize": ("TokenizeRequest", "The tokens of a prompt or a conversation.", False),
     "/detokenize": ("DetokenizeRequest", "The text of tokens.", False),
+    "/update_weights_from_disk": ("UpdateWeightsRequest", "Go on with other weights.", False),
+}
+
+_STATES = {
+    "/sleep": "Give back the memory of the model; requests wait. Of `?model=NAME`, or the first.",
+    "/wake_up": "Load the model again and go on.",
 }
 
 _READ = {
@@ -32,6 +38,7 @@ _READ = {
     "/ready": "Traffic is welcome.",
     "/metrics": "The books, for Prometheus.",
     "/v1/requests/{request_id}": "Why a request of yours waits, while it is being served.",
+    "/is_sleeping": "Whether the model sleeps, and what its weights are called.",
     "/openapi.json": "This document.",
 }
 
@@ -41,6 +48,8 @@ def openapi_document(version: str) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for path, (schema, summary, streams) in _POSTED.items():
         paths[path] = {"post": _posted(schema, summary, streams)}
+    for path, summary in _STATES.items():
+        paths[path] = {"post": _operation(path, summary)}
     for path, summary in _READ.items():
         paths.setdefault(path, {})["get"] = _operation(path, summary)
     ended = _operation("/v1/requests/{request_id}", "End a request of yours.")

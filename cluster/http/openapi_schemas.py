@@ -272,6 +272,7 @@ SCHEMAS: dict[str, Schema] = {
         ),
     ),
     "DetokenizeRequest": _closed({"model": _TEXT, "tokens": _list(_TOKEN)}, "tokens"),
+    "UpdateWeightsRequest": _closed({"model": _TEXT, "model_path": _TEXT}, "model_path"),
     "Error": {
         "type": "object",
         "properties": {
