@@ -51,7 +51,8 @@ class PlanDraft:
         request.handle = handle
         sampling = request.sampling
         known = tuple(request.tokens) if sampling.reads_history else ()
-        self._admitted.append(Admission(handle, sampling, request.num_prompt, known))
+        adapter = request.spec.extras.adapter_id
+        self._admitted.append(Admission(handle, sampling, request.num_prompt, known, adapter))
         if request.table.block_ids:
             self._grants.append(BlockGrant(handle, tuple(request.table.block_ids)))
 

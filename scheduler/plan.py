@@ -49,13 +49,15 @@ class Admission(NamedTuple):
     `prompt_tokens` is the length of the client's prompt; tokens computed past it were generated
     before a preemption. With it a worker knows how many tokens were produced at any position.
     `token_ids` are all tokens known so far where `sampling.reads_history`, else none: of tokens
-    whose KV is there already no plan would tell.
+    whose KV is there already no plan would tell. `adapter` is the id of the adapter that all of its
+    rows, and those of its forks, are computed with; empty for the base model.
     """
 
     handle: int
     sampling: SamplingParams
     prompt_tokens: int
     token_ids: tuple[int, ...] = ()
+    adapter: str = ""
 
 
 class BlockGrant(NamedTuple):

@@ -53,6 +53,7 @@ class FlatBatch:
         guessed: rows that check guesses; each has several sample rows, whose rules know none of
             the guesses yet.
         prompt_rows: parts of prompts that are scored.
+        adapters: id of each request's adapter, empty without one.
     """
 
     input_ids: torch.Tensor
@@ -65,6 +66,7 @@ class FlatBatch:
     rule_tokens: tuple[RuleTokens, ...] = ()
     prompt_rows: tuple[PromptRow, ...] = ()
     guessed: tuple[GuessedRow, ...] = ()
+    adapters: tuple[str, ...] = ()
 
 
 class BatchBuilder:
@@ -137,6 +139,7 @@ class BatchBuilder:
             admission.prompt_tokens,
             self._make_rules(sampling, admission.prompt_tokens, known),
             known[: admission.prompt_tokens] if sampling.prompt_logprobs is not None else (),
+            admission.adapter,
         )
 
     def _grant(self, plan: StepPlan, grant: BlockGrant) -> None:
@@ -226,6 +229,7 @@ class BatchBuilder:
             ),
             prompt_rows=prompt_rows,
             guessed=_guessed(plan, handles) if plan.guesses else (),
+            adapters=tuple(state.adapter for state in states),
         )
 
     def _score(

@@ -6,9 +6,11 @@ from typing import Protocol
 
 from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE
 from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.workers.adapter_description import AdapterDescription
 
 __all__ = [
     "BACKENDS",
+    "DEFAULT_ADAPTER_RANK",
     "DEVICES",
     "DTYPES",
     "KV_DTYPES",
@@ -27,6 +29,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "bfloat16", "int8", "fp8")
 BACKENDS = ("auto", "torch", "kernels", "emulator")
 WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
+
+
+DEFAULT_ADAPTER_RANK = 16
+"""What most adapters have or are below."""
 
 
 class WorkerKind(StrEnum):
@@ -59,6 +65,8 @@ class WorkerConfig:
         threads: CPU threads of a step; None means all cores, divided by the group's ranks.
         max_step_tokens, max_running, max_context_tokens: the scheduler's limits, which bound the
             largest step.
+        max_adapters: adapters that may be loaded at once; 0: none are taken.
+        max_adapter_rank: the widest that is taken.
         rank, world_size: this worker's place in its group.
     """
 
@@ -77,6 +85,8 @@ class WorkerConfig:
     threads: int | None = None
     max_step_tokens: int = 512
     max_running: int = 256
+    max_adapters: int = 0
+    max_adapter_rank: int = DEFAULT_ADAPTER_RANK
     rank: int = 0
     world_size: int = 1
 
@@ -143,7 +153,7 @@ class AllocatorMemory:
 
 
 class Executor(Protocol):
-    """One rank, whatever stands behind it. Calls come one at a time, in this order."""
+    """One rank, whatever stands behind it. Steps come one at a time, calls in this order."""
 
     def load(self) -> WorkerProfile:
         """Load the model and measure what is left for blocks."""
@@ -158,4 +168,16 @@ class Executor(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. An exception means that this rank is lost."""
+        ...
+
+    def load_adapter(self, adapter: AdapterDescription) -> None:
+        """Have an adapter ready for steps to come; comes at any time after `load`.
+
+        Raises:
+            AdapterRefused: it cannot be served, with the reason; nothing has changed.
+        """
+        ...
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter, which no step uses any more. Comes at any time after `load`."""
         ...

@@ -3,8 +3,9 @@
 It writes (position, token) of every planned token into the slot that the block table names, and
 its next token is a hash of everything it then reads back through that table: one wrong, missing
 or overwritten block changes the output, and so does one that was moved wrongly. It also refuses
-every plan that breaks the protocol (see `workers/witness_tables.py`). Of how tokens are to be
-sampled it heeds only `choice`; asked how likely a token is, it is certain. It needs no model files.
+every plan that breaks the protocol (see `workers/witness_tables.py`). An adapter marks what is
+written with it, and so what is read from there. Of how tokens are to be sampled it heeds only
+`choice`; asked how likely a token is, it is certain. It needs no model files.
 Units: tokens, blocks, slots.
 """
 
@@ -16,7 +17,9 @@ import numpy.typing as npt
 
 from blockyard.scheduler.plan import BlockCopy, PromptLogprobs, StepPlan, StepResult, num_right
 from blockyard.scheduler.sampling import TokenLogprobs
+from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.config import WorkerConfig, WorkerProfile
+from blockyard.workers.witness_slots import TOKEN_BITS, slot_entries
 from blockyard.workers.witness_tables import PlanRefused, WitnessRow, WitnessTables
 
 __all__ = ["PacedWitness", "PlanRefused", "WitnessWorker", "witness_generate", "witness_next_token"]
@@ -26,8 +29,7 @@ _BYTES_PER_SLOT = 8
 _POISON = -1
 """What no write ever leaves in a slot: position and token are never negative."""
 
-_TOKEN_BITS = 32
-_TOKEN_MASK = 2**_TOKEN_BITS - 1
+_TOKEN_MASK = 2**TOKEN_BITS - 1
 _WORD = 2**64 - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
@@ -45,6 +47,7 @@ class WitnessWorker:
         self._slots: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._blocks = self._host_blocks = np.empty((0, config.block_size), dtype=np.int64)
         self._tables: WitnessTables | None = None
+        self._adapters: set[str] = set()
 
     def load(self) -> WorkerProfile:
         """There is nothing to load; the room for blocks is as configured, or 1,024 and none."""
@@ -66,6 +69,14 @@ class WitnessWorker:
         self._blocks = self._slots.reshape(num_blocks, block_size)
         self._host_blocks = np.full((num_host_blocks, block_size), _POISON, dtype=np.int64)
         self._tables = WitnessTables(num_blocks, num_host_blocks, block_size)
+
+    def load_adapter(self, adapter: AdapterDescription) -> None:
+        """Know an adapter, of which the files are not looked at."""
+        self._adapters.add(adapter.adapter_id)
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter."""
+        self._adapters.discard(adapter_id)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: blocks move, every row writes, then every sampled row and fork reads.
@@ -142,10 +153,13 @@ class WitnessWorker:
                 f"step {step} gives handle {handle} a token outside 0 to {self._vocab_size - 1}"
             )
         block_size = self._config.block_size
+        adapter = tables.row(handle).adapter
+        if adapter and adapter not in self._adapters:
+            raise PlanRefused(f"step {step} computes handle {handle} with {adapter}, not loaded")
         blocks = np.array(tables.advance(handle, start, len(token_ids)), dtype=np.int64)
         positions = np.arange(start + len(token_ids), dtype=np.int64)
         slots = blocks[positions // block_size] * block_size + positions % block_size
-        self._slots[slots[start:]] = _entries(start, token_ids)
+        self._slots[slots[start:]] = slot_entries(start, token_ids, adapter)
         return slots
 
     def _sample(
@@ -181,12 +195,14 @@ class PacedWitness(WitnessWorker):
         return result
 
 
-def witness_next_token(token_ids: Sequence[int], vocab_size: int, choice: int = 0) -> int:
+def witness_next_token(
+    token_ids: Sequence[int], vocab_size: int, choice: int = 0, adapter: str = ""
+) -> int:
     """The token after `token_ids`, as a worker that keeps its blocks right must answer.
 
     Choices of one prompt differ in their first token, up to `vocab_size` of them.
     """
-    return _next_token(_entries(0, token_ids), vocab_size, choice)
+    return _next_token(slot_entries(0, token_ids, adapter), vocab_size, choice)
 
 
 def witness_generate(
@@ -196,6 +212,7 @@ def witness_generate(
     stop_ids: Collection[int] = (),
     min_tokens: int = 0,
     choice: int = 0,
+    adapter: str = "",
 ) -> list[int]:
     """What a request must produce: the oracle, which never saw a block.
 
@@ -203,7 +220,7 @@ def witness_generate(
     """
     tokens = list(prompt)
     for produced in range(1, max_tokens + 1):
-        tokens.append(witness_next_token(tokens, vocab_size, choice))
+        tokens.append(witness_next_token(tokens, vocab_size, choice, adapter))
         if tokens[-1] in stop_ids and produced >= min_tokens:
             break
     return tokens[len(prompt) :]
@@ -223,12 +240,6 @@ def _logprobs(
 def _certain(token: int, top: int) -> TokenLogprobs:
     """The only token that could be."""
     return TokenLogprobs(0.0, 1, (token,), (0.0,)) if top else TokenLogprobs(0.0, 1)
-
-
-def _entries(start: int, token_ids: Sequence[int]) -> npt.NDArray[np.int64]:
-    """What slots hold for tokens at positions from `start`: position, then token; int64."""
-    positions = np.arange(start, start + len(token_ids), dtype=np.int64)
-    return (positions << _TOKEN_BITS) | np.array(token_ids, dtype=np.int64)
 
 
 def _columns(moves: Sequence[BlockCopy]) -> tuple[list[int], list[int]]:

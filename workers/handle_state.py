@@ -35,6 +35,7 @@ class HandleState:
         prompt_tokens: length of the client's prompt.
         rules: what the request changes in its scores, if anything.
         prompt: all of its prompt, when that is scored.
+        adapter: id of the adapter that its tokens are computed with; empty for none.
         table: int32, blocks by position; `num_blocks` of them mean something.
         written: tokens computed so far, guesses included; None before its first step.
         guessed: how many of them were guesses of the last step that may be wrong.
@@ -46,6 +47,7 @@ class HandleState:
     prompt_tokens: int
     rules: LogitRules | None = None
     prompt: tuple[int, ...] = ()
+    adapter: str = ""
     table: npt.NDArray[np.int32] = field(
         default_factory=lambda: np.zeros(_FIRST_TABLE_BLOCKS, dtype=np.int32)
     )
@@ -72,6 +74,7 @@ class HandleState:
             fork.sampling,
             fork.prompt_tokens,
             self.rules.child(fork.sampling) if self.rules is not None else None,
+            adapter=self.adapter,
             table=self.table.copy(),
             num_blocks=self.num_blocks,
             written=self.written,

@@ -15,6 +15,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
+from blockyard.workers.adapter_sites import (
+    LinearSite,
+    LinearSites,
+    linear_shapes,
+    linear_sites,
+)
 from blockyard.workers.attention import ATTENTION_NAME, block_attention
 from blockyard.workers.checkpoint import Checkpoint
 from blockyard.workers.checkpoint_names import slices_by_tensor
@@ -75,8 +81,8 @@ def load_model(
     chosen = _resolve_dtype(dtype, config, device)
     with Checkpoint(directory, progress, packing) as checkpoint:
         progress.stage(f"loading {directory.name}", checkpoint.total_bytes)
-        model = _read_model(config, checkpoint, chosen, communicator or Communicator())
-    return DecoderModel(model.to(device).eval().requires_grad_(False), context_tokens)
+        model, sites = _read_model(config, checkpoint, chosen, communicator or Communicator())
+    return DecoderModel(model.to(device).eval().requires_grad_(False), context_tokens, sites)
 
 
 def _read_model(
@@ -84,8 +90,9 @@ def _read_model(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     communicator: Communicator,
-) -> Any:
+) -> tuple[Any, LinearSites]:
     """transformers builds the model, we divide it, transformers fills in what we read."""
+    sites: dict[str, LinearSite] = {}
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if family is None:
         raise UnsupportedModel(f"{config.model_type} is no decoder that transformers can build")
@@ -93,7 +100,9 @@ def _read_model(
     class Divided(family):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
+            shapes = linear_shapes(self)
             slices = shard_model(self, communicator)
+            sites.update(linear_sites(shapes, slices, self))
             checkpoint.keep(slices_by_tensor(self, checkpoint, slices).get)
 
     # transformers looks things up by the class's name and by where it is defined.
@@ -118,7 +127,7 @@ def _read_model(
             f"the checkpoint lacks {len(missing)} of the model's tensors, such as {missing[0]}; "
             "fetch the model again"
         )
-    return model
+    return model, sites or linear_sites(linear_shapes(model), {}, model)
 
 
 def _refuse_weights(directory: Path) -> None:

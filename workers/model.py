@@ -9,6 +9,9 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from blockyard.workers.adapter_rows import StepRows
+from blockyard.workers.adapter_sites import LinearSites
+from blockyard.workers.adapters import AdapterBank
 from blockyard.workers.attention import CachedAttention, LayerAttention
 from blockyard.workers.contract import (
     AttentionShape,
@@ -48,17 +51,23 @@ class DecoderModel:
         attention: shape of its attention, as seen by the probe.
         vocab_size: width of the logits.
         device, dtype: of the weights.
+        sites: linears to which adapters may add.
 
     Args:
         model: the loaded model, its attention set to ours.
         context_tokens: longest context that will be used.
+        sites: see above; none: it takes no adapters.
 
     Raises:
         UnsupportedModel: its layers do not use attention in the way ours can serve.
     """
 
-    def __init__(self, model: PreTrainedModel, context_tokens: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, context_tokens: int, sites: LinearSites | None = None
+    ) -> None:
         self._model = model
+        self.sites: LinearSites = sites or {}
+        self._adapters: AdapterBank | None = None
         self._fused: FusedDecoder | None = None
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -83,8 +92,15 @@ class DecoderModel:
         return self._model
 
     def fuse(self, fused: FusedDecoder) -> None:
-        """Have `fused` compute every step from now on; the modules may lose their weights."""
+        """Have `fused` compute every step from now on but those of adapters.
+
+        The modules may lose their weights, as long as they find the same elsewhere.
+        """
         self._fused = fused
+
+    def adapt(self, adapters: AdapterBank) -> None:
+        """Have steps find their adapters there."""
+        self._adapters = adapters
 
     def forward(
         self,
@@ -92,6 +108,7 @@ class DecoderModel:
         positions: torch.Tensor,
         wanted: torch.Tensor,
         layer_attention: LayerAttention,
+        adapter_rows: StepRows | None = None,
     ) -> torch.Tensor:
         """One forward pass over packed requests.
 
@@ -99,12 +116,26 @@ class DecoderModel:
             input_ids, positions: int64 `[tokens]`, all requests one after the other.
             wanted: int64 `[rows]`, index of each token whose logits are needed.
             layer_attention: attention of this step.
+            adapter_rows: tokens that have an adapter; None: there are none.
 
         Returns:
             Logits `[rows, vocabulary]`.
         """
+        if adapter_rows is not None:
+            assert self._adapters is not None, "who made the rows has them"
+            with self._adapters.during(adapter_rows):
+                return self._run_modules(input_ids, positions, wanted, layer_attention)
         if self._fused is not None and isinstance(layer_attention, CachedAttention):
             return self._fused.forward(input_ids, positions, wanted, layer_attention)
+        return self._run_modules(input_ids, positions, wanted, layer_attention)
+
+    def _run_modules(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor,
+        layer_attention: LayerAttention,
+    ) -> torch.Tensor:
         output: Any = self._model(
             input_ids=input_ids[None],
             position_ids=positions[None],

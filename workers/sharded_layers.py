@@ -28,7 +28,7 @@ __all__ = [
 class RowLinear(nn.Linear):
     """A linear over this rank's part of the input; the ranks' products are summed.
 
-    `reduce` ends the layer for whoever computes the product in another way.
+    `reduce` ends the layer for whoever computes the `product` in another way.
     """
 
     def __init__(self, columns: int, whole: nn.Linear, communicator: Communicator) -> None:
@@ -39,7 +39,11 @@ class RowLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`[..., columns]` to `[..., out_features]`, the same on every rank."""
-        return self.reduce(linear(input, self.weight))
+        return self.reduce(self.product(input))
+
+    def product(self, input: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the sum."""
+        return linear(input, self.weight)
 
     def reduce(self, product: torch.Tensor) -> torch.Tensor:
         """The sum of the ranks' products, and the bias."""
@@ -60,7 +64,11 @@ class RowConv(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`[..., columns]` to `[..., out_features]`, the same on every rank."""
-        return self.communicator.all_reduce(input @ self.weight) + self.bias
+        return self.communicator.all_reduce(self.product(input)) + self.bias
+
+    def product(self, input: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the sum."""
+        return input @ self.weight
 
 
 class HeadLinear(nn.Linear):

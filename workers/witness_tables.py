@@ -40,6 +40,8 @@ class WitnessRow:
     sampled: int | None = None
     """The token sampled last, which belongs at position `sampled_at`."""
     sampled_at: int = 0
+    adapter: str = ""
+    """Id of the adapter that its tokens are computed with, if any."""
 
 
 class WitnessTables:
@@ -73,7 +75,10 @@ class WitnessTables:
             sampling = admission.sampling
             scored = admission.prompt_tokens if sampling.prompt_logprobs is not None else 0
             self._rows[admission.handle] = WitnessRow(
-                sampling.choice, sampling.logprobs, admission.token_ids[:scored]
+                sampling.choice,
+                sampling.logprobs,
+                admission.token_ids[:scored],
+                adapter=admission.adapter,
             )
         for replacement in plan.replacements:
             self._replace(replacement)
@@ -158,6 +163,7 @@ class WitnessTables:
             fork.sampling.logprobs,
             block_ids=list(parent.block_ids),
             written=parent.written,
+            adapter=parent.adapter,
         )
         self._rows[fork.handle] = child
         self._holders.update(child.block_ids)

@@ -12,15 +12,17 @@ from pathlib import Path
 
 import torch
 
-from blockyard.cuda.backend import AttentionBackend, HeadShape
+from blockyard.cuda.backend import AttentionBackend
 from blockyard.cuda.reference import ReferenceBackend
 from blockyard.scheduler.plan import NOTHING_LEFT, RowError, StepPlan, StepResult
+from blockyard.workers.adapter_description import AdapterDescription
+from blockyard.workers.adapters import AdapterBank
 from blockyard.workers.attention import CachedAttention
-from blockyard.workers.backends import backend_named, backend_of_gpu, resolve_device
+from blockyard.workers.backend_choice import choose_backend
+from blockyard.workers.backends import resolve_device
 from blockyard.workers.batch import BatchBuilder, FlatBatch
 from blockyard.workers.collectives import Communicator
 from blockyard.workers.config import Executor, WorkerConfig, WorkerKind, WorkerProfile
-from blockyard.workers.contract import UnsupportedModel
 from blockyard.workers.description import describe_model
 from blockyard.workers.grammar import grammars_of, prepare_masks
 from blockyard.workers.guesses import reached, rules_ahead
@@ -65,6 +67,7 @@ class ModelWorker:
         self._model: DecoderModel | None = None
         self._cache: KVCache | None = None
         self._batches: BatchBuilder | None = None
+        self._adapters: AdapterBank | None = None
 
     def load(self) -> WorkerProfile:
         """Load the model and measure what is left for blocks; see `Executor`.
@@ -98,15 +101,16 @@ class ModelWorker:
         config = self._config
         self._model = model
         geometry = self._geometry(model)
-        self._backend = self._choose_backend(model, geometry)
-        self._refuse_unserved(model, geometry)
+        self._backend = choose_backend(config, model, geometry, self._threads)
+        self._adapters = self._make_bank(model)
         self._progress.stage("measuring steps", None)
         activation_bytes = 0
         if config.num_blocks is not None:
             blocks = config.num_blocks
         else:
             activation_bytes = self._measure_peak(model, geometry)
-            blocks = count_blocks(config, geometry.block_bytes, activation_bytes, self._device)
+            beside = activation_bytes + self._adapters.most_bytes
+            blocks = count_blocks(config, geometry.block_bytes, beside, self._device)
         host_blocks = count_host_blocks(config, geometry.block_bytes, blocks, self._device)
         return WorkerProfile(
             max_blocks=blocks,
@@ -163,6 +167,18 @@ class ModelWorker:
         seconds = time.perf_counter() - began
         return replace(result, compute_seconds=seconds - copy_seconds)
 
+    def load_adapter(self, adapter: AdapterDescription) -> None:
+        """Have an adapter ready for steps to come; see `Executor`.
+
+        Raises:
+            AdapterRefused: it cannot be served.
+        """
+        self._bank().load(adapter)
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter; see `Executor`."""
+        self._bank().drop(adapter_id)
+
     def _compute(
         self, model: DecoderModel, cache: KVCache, batch: FlatBatch, result: StepResult
     ) -> StepResult:
@@ -174,7 +190,10 @@ class ModelWorker:
             rows = rules_ahead(rows, batch.guessed)
             prepare_masks(grammars_ahead(rows, model.vocab_size, self._device))
         attention = CachedAttention(cache, self._backend.begin(batch.attention))
-        logits = model.forward(batch.input_ids, batch.positions, batch.sample_tokens, attention)
+        adapted = self._bank().rows(batch.adapters, batch.attention.counts)
+        logits = model.forward(
+            batch.input_ids, batch.positions, batch.sample_tokens, attention, adapted
+        )
         if self._communicator.rank:
             return result  # rank 0 alone has all logits
         computed = time.perf_counter()
@@ -228,37 +247,28 @@ class ModelWorker:
             dtype=resolve_kv_dtype(self._config, model.dtype, self._device),
         )
 
-    def _choose_backend(self, model: DecoderModel, geometry: KVGeometry) -> AttentionBackend:
-        """The backend asked for, or the fastest; on a CPU, layers may become native with it."""
-        config = self._config
-        if model.device.type != "cpu" and config.weights != "auto":
-            raise ValueError(f"weights is {config.weights!r}; on a GPU it can only be auto")
-        if config.backend != "auto":
-            return backend_named(config.backend, model.device)
-        if model.device.type != "cpu":
-            shape = _head_shape(model, geometry)
-            return backend_of_gpu(model.device, shape, model.attention.forms)
-        from blockyard.workers.cpu.fuse import put_on_cpu_path
-        from blockyard.workers.cpu.packed import WeightStorage
-
-        storage = WeightStorage.FP32 if config.weights == "auto" else WeightStorage(config.weights)
-        path = put_on_cpu_path(
-            model, self._threads, config.max_context_tokens, storage, geometry.dtype
-        )
-        return path.backend
-
-    def _refuse_unserved(self, model: DecoderModel, geometry: KVGeometry) -> None:
-        """What the model's layers need must be what the backend has."""
-        shape = _head_shape(model, geometry)
-        for layer, form in enumerate(model.attention.forms):
-            reason = self._backend.refusal(shape, form)
-            if reason is not None:
-                raise UnsupportedModel(f"layer {layer}: {reason}")
-
     @property
     def _threads(self) -> int:
         cores = len(os.sched_getaffinity(0))
         return self._config.threads or max(1, cores // self._config.world_size)
+
+    def _make_bank(self, model: DecoderModel) -> AdapterBank:
+        config = self._config
+        bank = AdapterBank(
+            model.module,
+            model.sites,
+            config.max_adapters,
+            config.max_adapter_rank,
+            model.dtype,
+            model.device,
+        )
+        model.adapt(bank)
+        return bank
+
+    def _bank(self) -> AdapterBank:
+        if self._adapters is None:
+            raise RuntimeError("the model is not loaded; call load first")
+        return self._adapters
 
     def _loaded(self) -> DecoderModel:
         if self._model is None:
@@ -278,14 +288,3 @@ def make_worker(
         description = describe_model(config.model_dir, name=Path(config.model_dir).name)
         return WitnessWorker(config, description.vocab_size)
     return ModelWorker(config, progress, communicator)
-
-
-def _head_shape(model: DecoderModel, geometry: KVGeometry) -> HeadShape:
-    return HeadShape(
-        heads=model.attention.heads,
-        kv_heads=model.attention.kv_heads,
-        head_dim=model.attention.head_dim,
-        block_size=geometry.block_size,
-        dtype=model.dtype,
-        kv_dtype=geometry.dtype,
-    )

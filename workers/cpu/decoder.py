@@ -24,6 +24,7 @@ from blockyard.workers.cpu.library import (
     NativePool,
 )
 from blockyard.workers.cpu.packed import PANEL_COLUMNS, PackedLinear, WeightStorage
+from blockyard.workers.cpu.packed_modules import use_packed_weights
 from blockyard.workers.cpu.recognise import DecoderParts, LayerParts, NotRecognised
 from blockyard.workers.kv_cache import KVCache
 
@@ -91,6 +92,10 @@ class NativeDecoder:
     def keeps_embedding(self) -> bool:
         """Whether the original's embedding stays in use; else the packed head is looked up in."""
         return not self._tied
+
+    def lend_weights(self) -> None:
+        """Have the original's modules compute with the packed weights, in place of their own."""
+        use_packed_weights(self._parts, self.layers, self.head, self._embed)
 
     def forward(
         self,

@@ -159,6 +159,19 @@ class PackedLinear:
         )
         return outputs[:, : self.columns]
 
+    def split(self, outputs: torch.Tensor) -> list[torch.Tensor]:
+        """Each layer's columns of what `multiply` answers: `[rows, columns]` of each."""
+        rows = len(outputs)
+        if len(self._parts) == 1:
+            return [outputs]
+        panels = outputs.view(rows, -1, PANEL_COLUMNS)  # two layers and more have whole panels
+        found = []
+        for part in self._parts:
+            end = part.first + part.step * -(-part.columns // PANEL_COLUMNS)
+            own = panels[:, part.first : end : part.step]
+            found.append(own.reshape(rows, -1)[:, : part.columns].contiguous())
+        return found
+
     def matrix(self) -> NativeMatrix:
         """For the library; valid while this object lives."""
         bias = self._bias.data_ptr() if self._bias is not None else None

@@ -1,0 +1,197 @@
+"""What an adapter's own files say about it: a directory in PEFT's layout, read without torch.
+
+An adapter adds to linears of a model a product of two narrow matrices (LoRA). Its version is a
+digest of its files: whoever has the same version computes the same. What cannot be served is
+refused by the name of what asks for it. Units: rank is the narrow width.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "CONFIG_FILE",
+    "WEIGHTS_FILE",
+    "AdapterDescription",
+    "AdapterRefused",
+    "check_adapter_name",
+    "describe_adapter",
+    "read_adapter_config",
+]
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+MAX_NAME_CHARACTERS = 128
+_VERSION_BYTES = 16
+_READ_BYTES = 1 << 20
+
+_NEEDED = ("r", "lora_alpha")
+_READ = frozenset(
+    {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"}
+)
+_MEANS_NOTHING_HERE = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "corda_config", "eva_config"),
+        *("exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights"),
+        *("layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout"),
+        *("megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision"),
+        *("runtime_config", "target_modules", "task_type", "lora_ga_config"),
+    }
+)
+"""They speak of training, or of what the names and shapes of the tensors say better."""
+
+_REASONS = {
+    "use_dora": "it is a DoRA, which scales whole weights anew",
+    "modules_to_save": "it replaces whole modules of the model",
+    "lora_bias": "it adds biases",
+    "target_parameters": "it changes parameters that are no linears, such as those of experts",
+    "trainable_token_indices": "it changes rows of the embedding",
+    "layer_replication": "it repeats layers of the model",
+    "alora_invocation_tokens": "it takes effect only after certain tokens",
+    "use_qalora": "it is a QALoRA, which pools what goes in",
+}
+_HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Ways to begin training that leave the weights of the model as they are."""
+
+
+class AdapterRefused(Exception):
+    """An adapter cannot be had or served; the message says why, for whoever named it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterDescription:
+    """One adapter.
+
+    Attributes:
+        name: what clients call it, in place of a model's name.
+        directory: holds its files; the same on every node.
+        version: digest of these.
+        rank: the widest of its ranks.
+    """
+
+    name: str
+    directory: str
+    version: str
+    rank: int
+
+    @property
+    def adapter_id(self) -> str:
+        """What engines and workers call it, as `PrefixExtras.adapter_id` does."""
+        return f"{self.name}@{self.version}"
+
+
+def describe_adapter(directory: str | Path, name: str, max_rank: int) -> AdapterDescription:
+    """What the files of an adapter say. Reads them whole, for the version.
+
+    Raises:
+        AdapterRefused: they are not there, damaged, or ask for what is not served.
+    """
+    check_adapter_name(name)
+    place = Path(directory)
+    config = read_adapter_config(place)
+    weights = place / WEIGHTS_FILE
+    if not weights.is_file():
+        others = sorted(path.name for path in place.glob("adapter_model.*"))
+        reason = (
+            f" but {', '.join(others)}, which can run code when opened and is not read; convert it "
+            "to safetensors"
+            if others
+            else ""
+        )
+        raise AdapterRefused(f"{place} holds no {WEIGHTS_FILE}{reason}")
+    ranks = [config["r"], *(config.get("rank_pattern") or {}).values()]
+    rank = max(ranks)
+    if rank > max_rank:
+        raise AdapterRefused(
+            f"its rank is {rank}, this server takes up to {max_rank}; start it with a larger "
+            "max_adapter_rank (--max-lora-rank)"
+        )
+    try:
+        version = _digest(place / CONFIG_FILE, weights)
+    except OSError as error:
+        raise AdapterRefused(f"{place} cannot be read: {error.strerror or error}") from error
+    return AdapterDescription(name, str(place), version, rank)
+
+
+def check_adapter_name(name: str) -> None:
+    """Refuse a name that could not stand where a model's name does.
+
+    Raises:
+        AdapterRefused: it is empty, too long, or has characters that names do not have.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", name) or len(name) > MAX_NAME_CHARACTERS:
+        raise AdapterRefused(
+            f"{name[:80]!r} is no name for an adapter: up to {MAX_NAME_CHARACTERS} letters, "
+            "digits and . _ : / -, the first a letter or a digit"
+        )
+
+
+def read_adapter_config(directory: Path) -> dict[str, Any]:
+    """An adapter's configuration, all of which is served.
+
+    Raises:
+        AdapterRefused: it is not there, damaged, or asks for what is not served.
+    """
+    path = directory / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AdapterRefused(f"{directory} holds no {CONFIG_FILE}") from None
+    except (OSError, ValueError) as error:
+        raise AdapterRefused(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise AdapterRefused(f"{path} is not a JSON object")
+    _refuse_kinds(config)
+    for field in _NEEDED:
+        if not _is_positive(config.get(field)):
+            raise AdapterRefused(f"{field} is {config.get(field)!r} in its configuration")
+    for field in ("rank_pattern", "alpha_pattern"):
+        pattern = config.get(field) or {}
+        if not isinstance(pattern, Mapping) or not all(map(_is_positive, pattern.values())):
+            raise AdapterRefused(f"{field} is not an object of numbers in its configuration")
+    if not all(
+        isinstance(r, int) for r in [config["r"], *(config.get("rank_pattern") or {}).values()]
+    ):
+        raise AdapterRefused("a rank in its configuration is no whole number")
+    return config
+
+
+def _refuse_kinds(config: Mapping[str, Any]) -> None:
+    if config.get("peft_type") != "LORA":
+        raise AdapterRefused(
+            f"its peft_type is {config.get('peft_type')!r}; adapters of type LORA are served"
+        )
+    for field, reason in _REASONS.items():
+        if config.get(field):
+            raise AdapterRefused(f"{field} is {config[field]!r}: {reason}, which is not served")
+    if config.get("bias") not in (None, "none"):
+        raise AdapterRefused(f"bias is {config['bias']!r}: it changes biases, which is not served")
+    start = config.get("init_lora_weights")
+    if start not in _HARMLESS_STARTS:
+        raise AdapterRefused(
+            f"init_lora_weights is {start!r}: it belongs to changed weights of the model; save it "
+            "converted to an ordinary LoRA"
+        )
+    known = _READ | _MEANS_NOTHING_HERE | _REASONS.keys()
+    for field in sorted(config.keys() - known):
+        if config[field]:
+            raise AdapterRefused(f"{field} is {config[field]!r}, of which nothing is known here")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _digest(*paths: Path) -> str:
+    digest = blake2b(digest_size=_VERSION_BYTES, person=b"blockyard.lora")
+    for path in paths:
+        digest.update(path.stat().st_size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            while piece := file.read(_READ_BYTES):
+                digest.update(piece)
+    return digest.hexdigest()
