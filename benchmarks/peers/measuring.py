@@ -48,14 +48,16 @@ def run_passes(
     serve: Callable[[Requests, int], Times],
 ) -> None:
     """Serve every workload, a short pass first that is not counted, and write the results."""
-    for path in options.workload:
+    for place, path in enumerate(options.workload):
         workload = json.loads(path.read_text(encoding="utf-8"))
         requests, concurrency = workload["requests"], workload["concurrency"]
-        short = _shifted(requests[:4], 900 + options.first_pass)
+        # Workloads that share their prompts must not find them in a cache either.
+        offset = 1000 * place
+        short = _shifted(requests[:4], offset + 900 + options.first_pass)
         serve([{**one, "max_tokens": min(one["max_tokens"], 8)} for one in short], concurrency)
         for number in range(options.first_pass, options.first_pass + options.passes):
             for repeat in range(workload.get("repeat", 1)):
-                shifted = _shifted(requests, 10 * number + repeat)
+                shifted = _shifted(requests, offset + 10 * number + repeat)
                 meter = _Meter()
                 times = serve(shifted, concurrency)
                 line = {

@@ -68,7 +68,7 @@ async def local_server(
     engine = Engine(Scheduler(limits, profile.max_blocks), group, loop.take)
     running = asyncio.create_task(engine.run())
     try:
-        yield LocalServer(engine, loop, profile.weight_bytes)
+        yield LocalServer(engine, loop, profile.weight_bytes, running)
     finally:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -79,10 +79,17 @@ async def local_server(
 class LocalServer:
     """What `local_server` gives. `weight_bytes` are those of the worker."""
 
-    def __init__(self, engine: Engine, loop: "_ClosedLoop", weight_bytes: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        loop: "_ClosedLoop",
+        weight_bytes: int,
+        running: asyncio.Task[None],
+    ) -> None:
         self.weight_bytes = weight_bytes
         self._engine = engine
         self._loop = loop
+        self._running = running
 
     async def serve(
         self, requests: Sequence[WorkloadRequest], concurrency: int
@@ -90,9 +97,16 @@ class LocalServer:
         """Serve requests, at most so many at a time; their times, in order.
 
         Raises:
-            RuntimeError: one failed, or not all of its tokens came.
+            RuntimeError: one failed, or not all of its tokens came, or the group was lost.
         """
-        return await self._loop.serve(self._engine, requests, concurrency)
+        serving = asyncio.create_task(self._loop.serve(self._engine, requests, concurrency))
+        try:
+            await asyncio.wait((serving, self._running), return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                raise RuntimeError("the group was lost while it served; the log says why")
+            return await serving
+        finally:
+            serving.cancel()
 
 
 class _ClosedLoop:

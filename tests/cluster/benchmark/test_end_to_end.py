@@ -19,7 +19,7 @@ from blockyard.cluster.benchmark.end_to_end import (
     measure_in_process,
     summarise,
 )
-from blockyard.cluster.benchmark.local_server import RequestTimes
+from blockyard.cluster.benchmark.local_server import RequestTimes, local_server
 from blockyard.cluster.benchmark.workloads import (
     WORKLOADS,
     Workload,
@@ -28,6 +28,7 @@ from blockyard.cluster.benchmark.workloads import (
 )
 from blockyard.cluster.cli import app
 from blockyard.cluster.commands import bench_cpu
+from blockyard.scheduler.scheduler import Scheduler
 from blockyard.workers.cpu import ceilings
 from blockyard.workers.cpu.ceilings import Ceilings, DecoderWork
 from blockyard.workers.cpu.compiler import NativeUnavailable
@@ -207,3 +208,17 @@ def test_the_doctor_says_what_is_in_use(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.delenv("CXX", raising=False)
     told = CliRunner().invoke(app, ["doctor"]).stdout
     assert re.search(r"C\+\+ compiler +none\n +-> no C\+\+ compiler .*install one", told)
+
+
+def test_a_lost_group_ends_the_measurement(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AttributeError("a fault in the step loop")
+
+    monkeypatch.setattr(Scheduler, "plan", fail)
+
+    async def measured() -> None:
+        async with local_server(describe_model(llama, "llama")) as server:
+            await asyncio.wait_for(server.serve([WorkloadRequest((5, 6, 7), 4)], 1), 60)
+
+    with pytest.raises(RuntimeError, match="the group was lost"):
+        asyncio.run(measured())
