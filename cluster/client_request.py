@@ -34,6 +34,8 @@ class Settings:
     n: int | None = None
     best_of: int | None = None
     beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
     min_p: float | None = None
     typical_p: float | None = None
     frequency_penalty: float | None = None

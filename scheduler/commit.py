@@ -145,13 +145,19 @@ def _append(
     errors: Mapping[int, str],
     now: float,
 ) -> RequestUpdate:
-    """Append a sampled token, or end the member that could not be sampled."""
+    """Append a sampled token, or end the member that could not be sampled.
+
+    Which token a beam goes on with its search will say.
+    """
     if handle in errors:
         roster.end(request, FinishReason.ERROR)
         return last_update(request, now, (), errors[handle])
-    request.tokens.append(token)
     if request.first_token_at is None:
         request.first_token_at = now
+    if request.sampling.searches:
+        request.held = True
+        return RequestUpdate(request.request_id, (token,), choice=request.choice)
+    request.tokens.append(token)
     return _told(roster, request, token, now)
 
 

@@ -115,7 +115,10 @@ class PlanDraft:
             yield request, 0 if decodes else count, int(decodes)
 
     def decodes(self) -> list[tuple[int, Request]]:
-        """Rows that compute one generated token, which is known, and begin no other choice."""
+        """Rows that compute one generated token, which is known, and begin no other choice.
+
+        Beams of a search are left out: what comes after their next token depends on the others.
+        """
         parents = {fork.parent for fork in self._forks}
         columns = zip(self.rows, self._handles, self._starts, self._counts, strict=True)
         return [
@@ -124,6 +127,7 @@ class PlanDraft:
             if count == 1
             and request.num_prompt <= start == len(request.tokens) - 1
             and handle not in parents
+            and not request.sampling.searches
         ]
 
     def guess(self, row: int, token_ids: tuple[int, ...]) -> None:

@@ -38,6 +38,7 @@ def may_fall_in(request: Request) -> bool:
         and start + 1 < request.end_at
         and request.handle is not None
         and not request.pending_forks
+        and not request.sampling.searches
     )
 
 

@@ -77,8 +77,8 @@ class StepPacker:
         turns.sort(key=_urgency)
         done = 0
         for request in turns:
-            if request.state is not RequestState.RUNNING:
-                continue  # it gave way to a more urgent one
+            if request.state is not RequestState.RUNNING or request.held:
+                continue  # it gave way to a more urgent one, or waits for others of its search
             if room.num_leaving and not request < running[-room.num_leaving]:
                 break
             if request.pace is not None:
@@ -114,9 +114,13 @@ class StepPacker:
             return
         start = request.num_planned
         if start >= len(request.tokens) and (
-            start + 1 >= request.end_at or self._batch.notices.are_awaited(request.handle)
+            start + 1 >= request.end_at
+            or request.sampling.searches
+            or self._batch.notices.are_awaited(request.handle)
         ):
-            return  # its last token is under way, or choices that it must not write before
+            # Its last token is under way, or one that its search may not follow, or choices that
+            # it must not write before.
+            return
         count = request.num_known - start
         if count > 1:
             count = self._budget.share(count, later)

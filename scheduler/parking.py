@@ -48,7 +48,8 @@ class Parking:
         request.num_lost = max(request.num_lost, request.num_computed)
         request.num_saved = request.num_computed
         exclusive = self._holdings.num_exclusive(request)
-        if self._policy is PreemptionPolicy.RECOMPUTE:
+        if self._policy is PreemptionPolicy.RECOMPUTE or request.held:
+            # Who is held comes back nobody knows when: others must not wait for its blocks.
             self._drop(request, 0)
             saved = False
         elif self._policy is PreemptionPolicy.SWAP:

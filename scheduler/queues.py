@@ -3,7 +3,7 @@
 The highest priority first; within it the tenant that was charged least, then the oldest. A parked
 request keeps its arrival number and comes back before all younger ones of its priority, whoever
 sent them. With one tenant that is: by priority, then by age. Knows urgency, tenant and identity,
-nothing of blocks or budgets.
+nothing of blocks or budgets. It is not the turn of one that is held, see `searches.py`.
 
 What law 4 means with tenants: those who never held a place take turns, not by age alone, so the
 oldest of a priority may wait while another tenant catches up. It waits for a bounded time: each
@@ -37,6 +37,7 @@ class WaitingQueue:
         self._lines: dict[int, TenantLine] = {}
         self._ranks: list[int] = []
         self._num_parked = 0
+        self._num_held = 0
         self._num_entries = 0
         self._newest = -1
         # Whose turn it is, once it was asked, until anything changes.
@@ -105,12 +106,14 @@ class WaitingQueue:
         self._head = None
         self._members[request.member] = request
         self._num_parked += request.state is RequestState.PARKED
-        self._num_entries += 1
-        line.push(request)
+        self._num_held += request.held
+        if not request.held:
+            self._num_entries += 1
+            line.push(request)
 
     def head(self) -> Request | None:
         """Whose turn it is, left in place; None when nobody waits."""
-        if self._head is None and self._members:
+        if self._head is None and len(self._members) > self._num_held:
             self._head = self._head_of(self._first_line())
         return self._head
 
@@ -172,16 +175,18 @@ class WaitingQueue:
         for request in self._members.values():
             # An entry more than one can only be a stale one of the same request; it is skipped
             # as soon as the request is taken out, so only absence is a fault.
-            if id(request) not in entries:
+            if not request.held and id(request) not in entries:
                 raise AssertionError(f"request {request.request_id!r} has no place in the queue")
             if request.state not in (RequestState.WAITING, RequestState.PARKED):
                 raise AssertionError(
                     f"request {request.request_id!r} is in the queue but {request.state.value}"
                 )
-            key = (-request.spec.priority, request.spec.tenant)
-            queued[key] = queued.get(key, 0) + 1
+            if not request.held:
+                key = (-request.spec.priority, request.spec.tenant)
+                queued[key] = queued.get(key, 0) + 1
         for rank, line in self._lines.items():
-            tokens = sum(len(m.tokens) for m in self._members.values() if m.urgency[0] == rank)
+            turns = [m for m in self._members.values() if m.urgency[0] == rank and not m.held]
+            tokens = sum(len(m.tokens) for m in turns)
             if tokens != line.num_tokens:
                 raise AssertionError(
                     f"{line.num_tokens} tokens are counted to wait, it is {tokens}"
@@ -234,7 +239,7 @@ class WaitingQueue:
         """The oldest member in a heap, once stale entries are off its top."""
         while heap:
             request = heap[0][1]
-            if self._members.get(request.member) is request:
+            if self._members.get(request.member) is request and not request.held:
                 return request
             heapq.heappop(heap)
             self._num_entries -= 1
@@ -244,12 +249,15 @@ class WaitingQueue:
         self._head = None
         del self._members[request.member]
         self._num_parked -= request.state is RequestState.PARKED
-        line.leave(request)
+        self._num_held -= request.held
+        if not request.held:
+            line.leave(request)
 
     def _rebuild(self) -> None:
         """Make all heaps anew from the members."""
         for line in self._lines.values():
             line.clear()
         for request in self._members.values():
-            self._lines[-request.spec.priority].push(request)
-        self._num_entries = len(self._members)
+            if not request.held:
+                self._lines[-request.spec.priority].push(request)
+        self._num_entries = len(self._members) - self._num_held

@@ -157,6 +157,8 @@ class Request(Paced):
     forgone: bool = False
     """Its own answer is not wanted any more; it goes on only until those have begun."""
     branched: bool = False
+    held: bool = False
+    """It searches, has sampled, and waits for the others of its search."""
     """It began with blocks of another choice, without a step that told the workers."""
     tokens: list[int] = field(default_factory=list)
     state: RequestState = RequestState.WAITING
@@ -214,11 +216,13 @@ class Request(Paced):
         return self.urgency < other.urgency
 
     def sampling_of(self, choice: int) -> SamplingParams:
-        """The spec's parameters for one of its choices."""
+        """The spec's parameters for one of its choices; those of a search are all alike."""
         sampling = self.spec.sampling
         # The spec's own index is where the choices of this request begin.
         return replace(sampling, choice=sampling.choice + choice) if choice else sampling
 
+        if sampling.searches:
+            return sampling
     @property
     def member(self) -> tuple[str, int]:
         """What names it among all that are served."""

@@ -4,12 +4,15 @@ Starts nobody and plans nothing; an end goes through here, whatever state the me
 member is one choice of a request. Units: tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from blockyard.scheduler.batch import Batch
+from blockyard.scheduler.beam_search import BeamSearch
 from blockyard.scheduler.block_table import BlockTable
 from blockyard.scheduler.endings import reason_to_end
 from blockyard.scheduler.request import FinishReason, Request, RequestSpec, RequestState
+from blockyard.scheduler.search_round import SearchRound
 from blockyard.scheduler.snapshot import ChoiceSnapshot, RequestSnapshot, take_snapshot
 
 __all__ = ["Roster"]
@@ -24,6 +27,8 @@ class Roster:
         # Numbers given to choices beyond those that a request came with; never given again.
         self._extra_choices: dict[str, set[int]] = {}
         self._next_sequence = 0
+        self.searches: dict[str, SearchRound] = {}
+        """Requests whose answers are searched for."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -59,7 +64,8 @@ class Roster:
         The first forks when its prompt is computed. `packed` is the prompt, if it is at hand so.
         """
         if choice is None:
-            choice = ChoiceSnapshot(begins=tuple(range(1, spec.num_choices)))
+            forks = () if spec.sampling.searches else range(1, spec.num_choices)
+            choice = ChoiceSnapshot(begins=tuple(forks))
         request = Request(
             spec=spec,
             sequence=self._next_sequence,
@@ -78,19 +84,32 @@ class Roster:
         """Serve the request just made."""
         self._next_sequence += 1
         self._members[request.request_id] = [request]
+        if request.sampling.searches:
+            self._search(request, range(request.spec.num_choices))
         self._batch.queue.push(request)
 
     def snapshot(self, request_id: str, now: float) -> RequestSnapshot | None:
-        """A request's value; None when it is not served."""
+        """A request's value; None when it is not served.
+
+        A search begins anew from its value, and finds the same.
+        """
         members = self._members.get(request_id)
         extra = self._extra_choices.get(request_id, ())
-        return take_snapshot(members, extra, now) if members else None
+        taken = take_snapshot(members, extra, now) if members else None
+        if taken is None or request_id not in self.searches:
+            return taken
+        first, *others = sorted(self.searches[request_id].wanted)
+        scored = max(choice.num_scored for choice in taken.choices)
+        return replace(taken, choices=(ChoiceSnapshot(first, (), tuple(others), scored),))
 
     def resume(self, snapshot: RequestSnapshot, now: float) -> list[Request]:
         """Serve a request from its value: its choices wait, and have computed nothing here."""
         spec = snapshot.spec
         members = []
-        for choice in snapshot.choices:
+        choices = snapshot.choices
+        if spec.sampling.searches:
+            choices = (ChoiceSnapshot(num_scored=min(c.num_scored for c in choices)),)
+        for choice in choices:
             member = self.make(spec, snapshot.max_tokens, now - snapshot.age_seconds, choice)
             # All but the newest token were computed elsewhere, if any was produced.
             member.num_lost = len(member.tokens) - 1 if choice.token_ids else 0
@@ -99,6 +118,8 @@ class Roster:
         self._members[spec.request_id] = members
         if snapshot.extra_choices:
             self._extra_choices[spec.request_id] = set(snapshot.extra_choices)
+        if spec.sampling.searches:
+            self._search(members[0], snapshot.numbers)
         for member in members:
             self._batch.queue.push(member)
         return members
@@ -109,6 +130,14 @@ class Roster:
         Who is to begin others goes on until they have begun, but its own answer ends now.
         """
         members = self.members(request_id)
+        search = self.searches.get(request_id)
+        if search is not None and choice is not None:
+            if choice not in search.wanted:
+                return False
+            search.wanted.remove(choice)
+            if search.wanted:
+                return True
+            choice = None
         if choice is None:
             for member in members:
                 self.end(member, FinishReason.ABORT)
@@ -168,23 +197,66 @@ class Roster:
             self._begin_branch(request, self._child(request, choice))
         self.end(request, FinishReason.ABORT)
 
+    def follow(self, parent: Request, choice: int, token: int) -> Request:
+        """A new choice that has all tokens of a held one, and `token` after them.
+
+        It shares the blocks of its parent if that runs and there is a place, or it is parked.
+        """
+        child = self._child(parent, choice)
+        child.tokens.append(token)
+        if parent.state is RequestState.RUNNING and self._batch.num_places_left:
+            self._begin_branch(parent, child)
+            return child
+        child.branched = True
+        child.state = RequestState.PARKED
+        child.num_lost = len(parent.tokens)
+        self._batch.cache.join(child)
+        self._members[parent.request_id].append(child)
+        self._batch.queue.push(child)
+        return child
+
+    def go_on(self, request: Request, token: int) -> None:
+        """Let a held choice go on with `token`."""
+        waits = self._batch.queue.remove(*request.member)
+        request.held = False
+        request.tokens.append(token)
+        if waits is not None:
+            self._batch.queue.push(request)
+
+    def let_go(self, request: Request) -> None:
+        """Take a choice of a search off the books that does not go on; the request does."""
+        if request.state is not RequestState.RUNNING:
+            self._batch.remove_waiting(request)
+        self._leave(request, FinishReason.ABORT)
+
+    def end_search(self, request_id: str, reason: FinishReason) -> None:
+        """Take all choices of a search off the books."""
+        for member in self.members(request_id):
+            self.end(member, reason)
+
     def end(self, request: Request, reason: FinishReason) -> None:
         """Take a member off the books, wherever it is."""
         if request.state is RequestState.RUNNING:
             self._batch.watermark.observe(0, 1)
         else:
             self._batch.remove_waiting(request)
+        self._leave(request, reason)
+
+    def _leave(self, request: Request, reason: FinishReason) -> None:
         self._batch.leave(request)
         members = self._members[request.request_id]
         members.remove(request)
         if not members:
             del self._members[request.request_id]
             self._extra_choices.pop(request.request_id, None)
+            self.searches.pop(request.request_id, None)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
 
     def _parent(self, request_id: str, choice: int, new_choice: int) -> Request | None:
         """The running member that may begin `new_choice`, a number never used in its request."""
+        if request_id in self.searches:
+            return None
         for member in self._members.get(request_id, ()):
             used = self._extra_choices.get(request_id, ())
             if new_choice < member.spec.num_choices or new_choice in used:
@@ -192,6 +264,10 @@ class Roster:
             if member.choice == choice and not member.forgone:
                 return member if member.state is RequestState.RUNNING else None
         return None
+
+    def _search(self, request: Request, wanted: Iterable[int]) -> None:
+        search = BeamSearch(request.sampling, request.max_tokens)
+        self.searches[request.request_id] = SearchRound(search, [request], set(wanted))
 
     def _begin_branch(self, parent: Request, child: Request) -> None:
         """Serve a choice that begins between two steps, with what its parent has of its tokens."""

@@ -19,6 +19,7 @@ __all__ = [
     "MAX_ALLOWED_TOKEN_IDS",
     "MAX_BAD_WORDS",
     "MAX_BAD_WORD_TOKENS",
+    "MAX_BEAM_TOPS",
     "MAX_LOGIT_BIASES",
     "MAX_LOGPROBS",
     "MAX_STOP_TOKEN_IDS",
@@ -36,6 +37,8 @@ MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 32
 MAX_LOGPROBS = 20
+MAX_BEAM_TOPS = 64
+"""Likeliest tokens that workers tell of one row of a search: its width and its stop tokens."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -79,6 +82,11 @@ class SamplingParams:
             tells none.
         prompt_logprobs: the same for the tokens of the prompt.
         grammar: what the answer must keep to, as llguidance writes it; empty means anything.
+        beam_width: answers that a search follows at once; 1 means that none is made.
+        length_penalty: a search divides the log probability of an answer by its number of tokens
+            to this power, -5 to 5.
+        early_stopping: a search ends with the first `beam_width` answers that have ended, rather
+            than when none that goes on seems to become better.
     """
 
     max_tokens: int | None = None
@@ -100,6 +108,24 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: str = ""
+    beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    @property
+    def searches(self) -> bool:
+        """Whether answers are searched for, not sampled."""
+        return self.beam_width > 1
+
+    @property
+    def num_tops(self) -> int | None:
+        """Likeliest tokens that workers tell with each one sampled; None when nobody wants any.
+
+        Of a search those that may go on, whichever of the others end an answer.
+        """
+        if not self.searches:
+            return self.logprobs
+        return max(self.beam_width + len(self.stop_token_ids), self.logprobs or 0)
 
     @property
     def greedy(self) -> bool:
@@ -150,6 +176,13 @@ class SamplingParams:
             if wanted is not None and not 0 <= wanted <= MAX_LOGPROBS:
                 raise InvalidParameter(name, f"is {wanted}; it must be from 0 to {MAX_LOGPROBS}")
         check_count("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        check_number("length_penalty", self.length_penalty, -5.0, 5.0)
+        if not 1 <= self.beam_width <= MAX_BEAM_TOPS - len(self.stop_token_ids):
+            raise InvalidParameter(
+                "beam_width",
+                f"is {self.beam_width}, with {len(self.stop_token_ids)} stop tokens; it must be "
+                f"at least 1, and at most {MAX_BEAM_TOPS} with them",
+            )
         check_count("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
         check_bias(self.logit_bias, MAX_LOGIT_BIASES)
         check_count("bad_words", self.bad_words, MAX_BAD_WORDS)

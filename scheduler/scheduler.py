@@ -34,6 +34,7 @@ from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.prefix_index import PrefixEvents, StoredBlock
 from blockyard.scheduler.request import FinishReason, RequestSpec, RequestUpdate
 from blockyard.scheduler.roster import Roster
+from blockyard.scheduler.searches import check_searches, give_way, settle_searches
 from blockyard.scheduler.simulated.run_ahead import run_ahead, steady_steps
 from blockyard.scheduler.snapshot import RequestSnapshot
 
@@ -146,8 +147,8 @@ class Scheduler:
     def abort(self, request_id: str, choice: int | None = None) -> bool:
         """End a request, or one choice, in whatever state; False when it is not served (any more).
 
-        Its blocks are released at once, behind a fence if a step in flight touches them; what
-        that step computes for it is ignored at the commit. Other choices go on.
+        Its blocks are released at once, behind a fence if a step in flight touches them; what that
+        step computes for it is ignored. Other choices go on, as a search does for those wanted.
         """
         return self._roster.abort(request_id, choice)
 
@@ -183,10 +184,8 @@ class Scheduler:
         self._draining = True
 
     def plan(self, now: float) -> StepPlan | None:
-        """Decide the next step; None when nothing can be computed before something else happens.
-
-        That is a new request, the commit of a step in flight, or the acknowledgement that a fence
-        waits for.
+        """Decide the next step; None when nothing can be computed before something else happens:
+        a new request, the commit of a step in flight, the acknowledgement that a fence waits for.
 
         Raises:
             StepOrderError: as many steps are in flight as may be.
@@ -194,14 +193,15 @@ class Scheduler:
         if not self.may_plan:
             oldest = self._in_flight[0][0].step
             raise StepOrderError(f"step {oldest} is in flight; commit its result first")
-        draft = PlanDraft(self._step + 1)
-        StepPacker(self._batch, draft, now).pack()
+        draft = self._pack(now)
+        while not draft.num_rows:
+            waits = self._in_flight or self._batch.pool.num_fenced
+            if waits or not give_way(self._batch):
+                self._stalled_steps += self.has_work and not waits
+                return None
+            draft = self._pack(now)
         if self._guesses is not None:
             self._guesses.add(draft)
-        if not draft.num_rows:
-            waits = self._in_flight or self._batch.pool.num_fenced
-            self._stalled_steps += self.has_work and not waits
-            return None
         self._step = draft.step
         batch = self._batch
         moves = batch.parking.host.take_moves(draft.step)
@@ -221,17 +221,17 @@ class Scheduler:
         if not self._in_flight or self._in_flight[0][0].step != result.step:
             raise StepOrderError(f"a result of step {result.step} came; that step is not due")
         plan, draft = self._in_flight[0]
-        if len(result.token_ids) != plan.num_samples:
+        if (given := len(result.token_ids)) != (wanted := plan.num_samples):
             raise StepOrderError(
-                f"step {plan.step} samples {plan.num_samples} tokens, "
-                f"its result has {len(result.token_ids)}"
+                f"step {plan.step} samples {wanted} tokens, its result has {given}"
             )
         self._in_flight.popleft()
-        batch, roster = self._batch, self._roster
-        if not plan.guesses or self._guesses is None:
-            return commit_step(batch, roster, plan, draft, result, now)
-        plan, result = self._guesses.settle(plan, draft, result)
-        return self._guesses.tell(commit_step(batch, roster, plan, draft, result, now))
+        guesses = self._guesses if plan.guesses else None
+        if guesses is not None:
+            plan, result = guesses.settle(plan, draft, result)
+        updates = commit_step(self._batch, self._roster, plan, draft, result, now)
+        updates = updates if guesses is None else guesses.tell(updates)
+        return settle_searches(self._roster, updates, now) if self._roster.searches else updates
 
     def acknowledge(self, step: int) -> None:
         """Every rank has finished `step`: blocks fenced until then become free.
@@ -244,26 +244,22 @@ class Scheduler:
         self._batch.acknowledge(step)
 
     def steady_steps(self, most: int) -> list[int]:
-        """Blocks that the plans of the coming steps take, added up, as far as `run_ahead` may go.
+        """Blocks that the plans of the first `k` of the coming steps take, as entry `k`.
 
-        Entry `k` tells of the first `k` steps, at most `most`; [0] unless all who are here decode.
+        As far as `run_ahead` may go, at most `most`; [0] unless all who are here decode.
         """
         return [0] if self._in_flight else steady_steps(self._batch, most)
 
     def run_ahead(self, seconds: Sequence[float], answer: Callable[[str], int]) -> None:
-        """Do one steady step for each length in `seconds`; for simulations, nobody is told.
+        """For simulations: do a steady step for each length in `seconds`; nobody is told.
 
-        The books are those after as many calls of `plan`, `commit` and `acknowledge`. `answer`
-        tells the token of a request id.
+        `answer` tells the token of a request id.
         """
         self._step += len(seconds)
         run_ahead(self._batch, self._step, seconds, answer)
 
     def reset_prefix_cache(self) -> None:
-        """Forget all blocks that could be found, such as after a change that extras do not tell.
-
-        What runs goes on with what it has computed, and leaves nothing to be found.
-        """
+        """Forget all blocks that could be found; what runs goes on and leaves nothing behind."""
         self._batch.reset_prefix_cache()
 
     def take_prefix_events(self) -> PrefixEvents:
@@ -293,7 +289,11 @@ class Scheduler:
         in_flight = [row for _, draft in self._in_flight for row in draft.counts()]
         self._batch.check(tuple(self._roster), in_flight)
         self.ledger().check()
+        check_searches(self._roster)
         if self._stalled_steps:
-            raise AssertionError(
-                f"{self._stalled_steps} steps computed nothing although work waited"
-            )
+            raise AssertionError(f"{self._stalled_steps} steps were empty although work waited")
+
+    def _pack(self, now: float) -> PlanDraft:
+        draft = PlanDraft(self._step + 1)
+        StepPacker(self._batch, draft, now).pack()
+        return draft

@@ -4,8 +4,9 @@ It writes (position, token) of every planned token into the slot that the block 
 its next token is a hash of everything it then reads back through that table: one wrong, missing
 or overwritten block changes the output, and so does one that was moved wrongly. It also refuses
 every plan that breaks the protocol (see `workers/witness_tables.py`). An adapter marks what is
-written with it, and so what is read from there. Of how tokens are to be sampled it heeds only
-`choice`; asked how likely a token is, it is certain. It needs no model files.
+written with it, and so what is read from there. Of how tokens are to be
+sampled it heeds only `choice`; asked how likely a token is, it is certain, except for searches: to
+those it tells tokens and log probabilities that are hashes too. It needs no model files.
 Units: tokens, blocks, slots.
 """
 
@@ -22,7 +23,14 @@ from blockyard.workers.config import WorkerConfig, WorkerProfile
 from blockyard.workers.witness_slots import TOKEN_BITS, slot_entries
 from blockyard.workers.witness_tables import PlanRefused, WitnessRow, WitnessTables
 
-__all__ = ["PacedWitness", "PlanRefused", "WitnessWorker", "witness_generate", "witness_next_token"]
+__all__ = [
+    "PacedWitness",
+    "PlanRefused",
+    "WitnessWorker",
+    "witness_generate",
+    "witness_likeliest",
+    "witness_next_token",
+]
 
 _DEFAULT_NUM_BLOCKS = 1024
 _BYTES_PER_SLOT = 8
@@ -106,7 +114,11 @@ class WitnessWorker:
         token_ids = tuple(
             t for slots, row, guessed in samples for t in self._sample(slots, row, guessed)
         )
-        tops = [row.logprobs for _, row, guessed in samples for _ in range(guessed + 1)]
+        tops = [
+            self._likeliest(slots, row)
+            for slots, row, guessed in samples
+            for _ in range(guessed + 1)
+        ]
         return StepResult(
             plan.step,
             token_ids,
@@ -115,6 +127,14 @@ class WitnessWorker:
             logprobs=_logprobs(tops, token_ids),
             prompt_logprobs=self._score(self._tables, plan),
         )
+
+    def _likeliest(
+        self, slots: npt.NDArray[np.int64], row: WitnessRow
+    ) -> int | TokenLogprobs | None:
+        """How many likeliest tokens a row wants, or for a search these."""
+        if row.searches and row.num_tops:
+            return _likeliest(self._slots[slots], self._vocab_size, row.num_tops)
+        return row.num_tops
 
     def _score(self, tables: WitnessTables, plan: StepPlan) -> tuple[PromptLogprobs, ...]:
         scored = []
@@ -205,6 +225,11 @@ def witness_next_token(
     return _next_token(slot_entries(0, token_ids, adapter), vocab_size, choice)
 
 
+def witness_likeliest(token_ids: Sequence[int], vocab_size: int, most: int) -> TokenLogprobs:
+    """What may follow `token_ids`, as a worker that keeps its blocks right tells a search."""
+    return _likeliest(slot_entries(0, token_ids), vocab_size, most)
+
+
 def witness_generate(
     prompt: Sequence[int],
     max_tokens: int,
@@ -227,12 +252,12 @@ def witness_generate(
 
 
 def _logprobs(
-    wanted: Sequence[int | None], token_ids: Sequence[int]
+    wanted: Sequence[int | TokenLogprobs | None], token_ids: Sequence[int]
 ) -> tuple[TokenLogprobs | None, ...]:
     if all(top is None for top in wanted):
         return ()
     return tuple(
-        None if top is None else _certain(token, top)
+        _certain(token, top) if isinstance(top, int) else top
         for top, token in zip(wanted, token_ids, strict=True)
     )
 
@@ -248,12 +273,26 @@ def _columns(moves: Sequence[BlockCopy]) -> tuple[list[int], list[int]]:
 
 
 def _next_token(entries: npt.NDArray[np.int64], vocab_size: int, choice: int) -> int:
-    """Mix all entries, each with its place in the row (splitmix64), and the choice into a token."""
+    """A token from a digest of all entries and the choice."""
+    # The sum of the mixed entries is itself even enough; the high half avoids low-bit patterns.
+    return ((_digest(entries) >> 32) + choice) % vocab_size
+
+
+def _likeliest(entries: npt.NDArray[np.int64], vocab_size: int, most: int) -> TokenLogprobs:
+    """Tokens from the next one on, each less likely than the one before by the same step."""
+    digest = _digest(entries)
+    first, step = (digest & 63) / 64 + 0.25, (digest >> 6 & 127) / 128 + 0.01
+    next_token = _next_token(entries, vocab_size, 0)
+    ids = tuple((next_token + place) % vocab_size for place in range(min(most, vocab_size)))
+    logprobs = tuple(float(np.float32(-first - step * place)) for place in range(len(ids)))
+    return TokenLogprobs(logprobs[0], 1, ids, logprobs)
+
+
+def _digest(entries: npt.NDArray[np.int64]) -> int:
+    """All entries mixed, each with its place in the row (splitmix64)."""
     places = np.arange(1, len(entries) + 1, dtype=np.uint64)
     word = entries.astype(np.uint64) + places * _GOLDEN
     word = (word ^ (word >> np.uint64(30))) * _FIRST_FACTOR
     word = (word ^ (word >> np.uint64(27))) * _SECOND_FACTOR
     word ^= word >> np.uint64(31)
-    digest = int(word.sum(dtype=np.uint64))
-    # The sum of the mixed entries is itself even enough; the high half avoids low-bit patterns.
-    return (((digest & _WORD) >> 32) + choice) % vocab_size
+    return int(word.sum(dtype=np.uint64)) & _WORD

@@ -257,14 +257,14 @@ def _logprobs(
     token_ids: Sequence[int],
     kernels: TokenKernels | None,
 ) -> tuple[TokenLogprobs | None, ...]:
-    wanted = [index for index, row in enumerate(rows) if row.sampling.logprobs is not None]
+    wanted = [index for index, row in enumerate(rows) if row.sampling.num_tops is not None]
     if not wanted:
         return ()
     found = token_logprobs(
         logits,
         wanted,
         [token_ids[index] for index in wanted],
-        [rows[index].sampling.logprobs or 0 for index in wanted],
+        [rows[index].sampling.num_tops or 0 for index in wanted],
         kernels,
     )
     by_row = dict(zip(wanted, found, strict=True))

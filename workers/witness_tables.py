@@ -29,12 +29,13 @@ class PlanRefused(RuntimeError):
 class WitnessRow:
     """What a worker remembers of one handle. `written` is None until its first step.
 
-    `prompt` is there when the prompt is scored.
+    `prompt` is there when the prompt is scored; `searches` when its tokens are searched for.
     """
 
     choice: int
-    logprobs: int | None = None
+    num_tops: int | None = None
     prompt: tuple[int, ...] = ()
+    searches: bool = False
     block_ids: list[int] = field(default_factory=list)
     written: int | None = None
     sampled: int | None = None
@@ -76,8 +77,9 @@ class WitnessTables:
             scored = admission.prompt_tokens if sampling.prompt_logprobs is not None else 0
             self._rows[admission.handle] = WitnessRow(
                 sampling.choice,
-                sampling.logprobs,
+                sampling.num_tops,
                 admission.token_ids[:scored],
+                sampling.searches,
                 adapter=admission.adapter,
             )
         for replacement in plan.replacements:
@@ -160,7 +162,7 @@ class WitnessTables:
         parent = self.row(fork.parent)
         child = WitnessRow(
             fork.sampling.choice,
-            fork.sampling.logprobs,
+            fork.sampling.num_tops,
             block_ids=list(parent.block_ids),
             written=parent.written,
             adapter=parent.adapter,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from blockyard.cluster.http.beam_request import read_beams
 from blockyard.cluster.http.json_fields import JsonFields
 from blockyard.cluster.http.resumable_events import read_resume_seconds
 from blockyard.cluster.http.sampling_request import read_sampling
@@ -58,6 +59,7 @@ def read_chat_request(body: object) -> ChatRequest:
     stream = fields.flag("stream") or False
     include_usage = read_stream_options(fields, stream)
     read_resume_seconds(fields, request, stream)
+    read_beams(fields, sampling, stream)
     _refuse_not_served(fields)
     fields.refuse_rest()
     return ChatRequest(request, stream, include_usage, include_reasoning is not False)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from blockyard.cluster.http.beam_request import read_beams
 from blockyard.cluster.http.chat_request import read_stream_options
 from blockyard.cluster.http.json_fields import JsonFields, check_token_id
 from blockyard.cluster.http.resumable_events import read_resume_seconds
@@ -59,7 +60,7 @@ def read_completion_request(body: object) -> CompletionRequest:
     include_usage = read_stream_options(fields, stream)
     read_resume_seconds(fields, common, stream)
     best_of = fields.whole("best_of")
-    if best_of is not None:
+    if not read_beams(fields, sampling, stream, best_of) and best_of is not None:
         if stream and best_of != (sampling.n or 1):
             raise invalid("best_of", f"is {best_of}; the best are known at the end, do not stream")
         sampling.best_of = best_of

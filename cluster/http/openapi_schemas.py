@@ -110,6 +110,8 @@ _SAMPLING: dict[str, Schema] = {
     **_INFORMATION,
 }
 
+_BEAMS = {"use_beam_search": _FLAG, "length_penalty": _number(-5, 5), "early_stopping": _FLAG}
+
 _FUNCTION: dict[str, Schema] = {
     "name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"},
     "description": _TEXT,
@@ -215,6 +217,7 @@ SCHEMAS: dict[str, Schema] = {
             "top_logprobs": _whole(0, 20),
             "include_reasoning": _FLAG,
             "store": {"enum": [False]},
+            **_BEAMS,
             "modalities": _list({"enum": ["text"]}, 1),
             "service_tier": {"enum": ["auto", "default"]},
             **_COMMON,
@@ -232,6 +235,7 @@ SCHEMAS: dict[str, Schema] = {
             "logprobs": _whole(0, 20),
             "echo": _FLAG,
             "best_of": _whole(1, MAX_CHOICES),
+            **_BEAMS,
             "suffix": {"enum": [""]},
             **_COMMON,
             **_SAMPLING,

@@ -16,6 +16,7 @@ from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.request.answer import Answer
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError, from_refusal
 from blockyard.cluster.request.api_keys import KeyRing
+from blockyard.cluster.request.beam_fields import searches
 from blockyard.cluster.request.best_of import best_answers
 from blockyard.cluster.request.caller import ANYBODY, Caller
 from blockyard.cluster.request.choices import answer_chunks
@@ -100,7 +101,11 @@ class GenerationService:
             answers = self._answers(prepared, arrived_at)
             wanted = num_wanted(request.sampling)
             async with aclosing(answer_chunks(tokens, answers)) as chunks:
-                if wanted < len(answers):
+                if searches(request.sampling):
+                    async for chunk in chunks:  # all at the end, the best first
+                        if chunk.choice < wanted:
+                            yield chunk
+                elif wanted < len(answers):
                     tell = request.sampling.HasField("logprobs")
                     async for chunk in best_answers(chunks, wanted, tell):
                         yield chunk

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 
 from blockyard.cluster.request.api_error import from_invalid_parameter
+from blockyard.cluster.request.beam_fields import check_beams, search_sampling, searches
 from blockyard.cluster.request.limits import (
     MAX_BAD_WORD_STRINGS,
     MAX_CHOICES,
@@ -38,12 +39,7 @@ def check_served(sampling: pb.SamplingParameters) -> None:
             "sampling.best_of",
             f"is {sampling.best_of}; from n ({num_wanted(sampling)}) to {MAX_CHOICES} are made",
         )
-    if sampling.HasField("beam_width") and sampling.beam_width != 1:
-        raise invalid(
-            "sampling.beam_width",
-            f"is {sampling.beam_width}; beam search is not served, so leave it out or say 1; "
-            "best_of makes several answers and gives the best",
-        )
+    check_beams(sampling)
 
 
 def num_wanted(sampling: pb.SamplingParameters) -> int:
@@ -53,6 +49,8 @@ def num_wanted(sampling: pb.SamplingParameters) -> int:
 
 def num_made(sampling: pb.SamplingParameters) -> int:
     """Answers to make, of which the client gets the best."""
+    if searches(sampling):
+        return int(sampling.beam_width)
     return max(num_wanted(sampling), int(sampling.best_of))
 
 
@@ -73,16 +71,19 @@ def resolve_sampling(
     _check_ids("allowed_token_ids", sampling.allowed_token_ids, vocabulary)
     _check_ids("stop_token_ids", sampling.stop_token_ids, vocabulary)
     stops = () if sampling.ignore_eos else model.eos_token_ids
+    stops = tuple(dict.fromkeys((*stops, *sampling.stop_token_ids)))
     bad_words = tuple(_bad_words(sampling.bad_words, tokenizer))
     advice = model.sampling
     fallback = _number(sampling, "fallback_temperature", 1.0)
     try:
+        if searches(sampling):
+            return search_sampling(sampling, stops)
         return SamplingParams(
             max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
             top_k=_top_k(sampling, model),
             seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(64),
             min_tokens=sampling.min_tokens,
-            stop_token_ids=tuple(dict.fromkeys((*stops, *sampling.stop_token_ids))),
+            stop_token_ids=stops,
             logit_bias=tuple(sorted(sampling.logit_bias.items())),
             allowed_token_ids=tuple(dict.fromkeys(sampling.allowed_token_ids)),
             bad_words=bad_words,

@@ -106,6 +106,8 @@ async def prepare_request(
         RequestSpec(
             request_id=f"{request.request_id}.{own_id}" if request.request_id else own_id,
             prompt_token_ids=prompt,
+    if grammar and sampling.searches:
+        raise invalid("sampling.beam_width", "does not go with a forced call; leave it out")
             sampling=sampling,
             priority=request.sampling.priority,
             tenant=request.sampling.tenant,

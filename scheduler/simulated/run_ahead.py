@@ -104,6 +104,7 @@ def _decodes(request: Request, known: int) -> bool:
         request.num_computed + 1 == known
         and request.num_output > 0
         and not request.pending_forks
+        and not request.sampling.searches
         and request.table.num_writable == request.table.num_slots
         and request.handle is not None
         and not request.spec.sampling.stop_token_ids

@@ -121,13 +121,13 @@ def test_refusals_name_the_field(
     assert words in refused.value.message
 
 
-def test_beams_are_refused_by_name() -> None:
+def test_a_search_takes_no_advice_of_how_to_sample(resolve: Any) -> None:
     check_served(pb.SamplingParameters(beam_width=1))
-    for width in (0, 4):
-        with pytest.raises(ApiError) as refused:
-            check_served(pb.SamplingParameters(beam_width=width))
-        assert refused.value.field == "sampling.beam_width"
-        assert "best_of" in refused.value.message
+    found = resolve(beam_width=3, n=2, max_tokens=9, stop_token_ids=[7], logprobs=1)
+    assert (found.beam_width, found.length_penalty, found.early_stopping) == (3, 1.0, False)
+    assert found.greedy and found.top_p == 1.0 and found.top_k == 0 and found.logprobs == 1
+    assert found.num_tops == 3 + len(found.stop_token_ids)
+    assert resolve(beam_width=2, length_penalty=0.5, early_stopping=True).early_stopping
 
 
 def test_ids_that_only_the_padded_vocabulary_has(
