@@ -10,7 +10,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from itertools import count
+from typing import Any
 
+from blockyard.cluster.books.central_books import (
+    AskCentralBooks,
+    CentralBooks,
+    CentralBooksAnswer,
+)
 from blockyard.cluster.messages import (
     AskGroups,
     Bind,
@@ -64,6 +70,7 @@ class CentralBinder:
         self._take_groups = take_groups
         self._central: Connection[ToIngress] | None = None
         self._bindings: dict[int, asyncio.Future[str]] = {}
+        self._books: dict[int, asyncio.Future[CentralBooks]] = {}
         self._tickets = count(1)
         self._names: set[str] = set()
         self._unplaced: dict[str, int] = {}
@@ -108,6 +115,9 @@ class CentralBinder:
         block_size: int = 0,
         name: str = "",
         traceparent: str = "",
+        request_id: str = "",
+        priority: int = 0,
+        places: int = 1,
     ) -> str | None:
         """The group to use; None when the central scheduler does not say.
 
@@ -117,6 +127,8 @@ class CentralBinder:
             block_keys: of the prompt's full blocks of `block_size`.
             name: held from now on, unless it is refused; empty for none.
             traceparent: of the request, for who traces.
+            request_id, priority: of the request: less urgent ones may have to give way to it.
+            places: that it needs at once.
 
         Raises:
             RequestRefused: too much load, or the name is held elsewhere.
@@ -127,23 +139,31 @@ class CentralBinder:
         ticket = next(self._tickets)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._bindings[ticket] = answer
-        central.post(Bind(ticket, model, prompt_tokens, block_keys, block_size, name, traceparent))
+        hints = (block_keys, block_size, name, traceparent)
+        central.post(Bind(ticket, model, prompt_tokens, *hints, request_id, priority, places))
         try:
-            # wait() keeps our own cancellation apart from that of the answer (the link was lost).
-            await asyncio.wait([answer], timeout=BIND_SECONDS)
+            if not await _answered(central, answer):
+                return None
         finally:
             del self._bindings[ticket]
-        if not answer.done():
-            # Hang up, or every later request would wait as long, and what is posted would pile up.
-            logger.warning("the central scheduler did not answer for %g s", BIND_SECONDS)
-            central.abort()
-            return None
-        if answer.cancelled():
-            return None
         refusal = answer.exception()
         if isinstance(refusal, RequestRefused) and refusal.code is RefusalCode.UNAVAILABLE:
             return None
         return answer.result()
+
+    async def books(self) -> CentralBooks | None:
+        """The central scheduler's books; None when it does not say."""
+        central = self._central
+        if central is None:
+            return None
+        ticket = next(self._tickets)
+        answer: asyncio.Future[CentralBooks] = asyncio.get_running_loop().create_future()
+        self._books[ticket] = answer
+        central.post(AskCentralBooks(ticket))
+        try:
+            return answer.result() if await _answered(central, answer) else None
+        finally:
+            del self._books[ticket]
 
     async def _use(self, connection: Connection[ToIngress]) -> None:
         self._central = connection
@@ -155,13 +175,17 @@ class CentralBinder:
                 self._take(message)
         finally:
             self._central = None
-            for answer in self._bindings.values():
+            for answer in (*self._bindings.values(), *self._books.values()):
                 answer.cancel()
 
     def _take(self, message: ToIngress) -> None:
         match message:
             case Groups():
                 self._take_groups(message)
+            case CentralBooksAnswer(ticket, books):
+                asked = self._books.get(ticket)
+                if asked is not None and not asked.done():
+                    asked.set_result(books)
             case Bound(ticket, group_id):
                 answer = self._bindings.get(ticket)
                 if answer is not None and not answer.done():
@@ -171,3 +195,14 @@ class CentralBinder:
                 if answer is not None and not answer.done():
                     exists = code is RefusalCode.EXISTS
                     answer.set_exception(name_in_use() if exists else RequestRefused(code, text))
+
+
+async def _answered(central: Connection[ToIngress], answer: asyncio.Future[Any]) -> bool:
+    """Whether an answer comes before the link ends, or has to be ended because nothing comes."""
+    # wait() keeps our own cancellation apart from that of the answer (the link was lost).
+    await asyncio.wait([answer], timeout=BIND_SECONDS)
+    if not answer.done():
+        # Hang up, or every later request would wait as long, and what is posted would pile up.
+        logger.warning("the central scheduler did not answer for %g s", BIND_SECONDS)
+        central.abort()
+    return answer.done() and not answer.cancelled()

@@ -10,14 +10,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
+from blockyard.cluster.books.central_books import (
+    AskCentralBooks,
+    CentralBooks,
+    CentralBooksAnswer,
+)
+from blockyard.cluster.member import Member
 from blockyard.cluster.messages import (
     AskGroups,
     Bind,
     Bound,
     Drain,
-    GroupIdentity,
     Groups,
     Join,
     LedgerPush,
@@ -25,50 +29,20 @@ from blockyard.cluster.messages import (
     ToCentral,
     Unbound,
 )
-from blockyard.cluster.relief import Relieved, Reliever
+from blockyard.cluster.preempter import Preempter
+from blockyard.cluster.relief import RecentMoves, Relieved, Reliever
 from blockyard.cluster.tracing import NO_TRACER, Tracer
 from blockyard.cluster.waiting_room import Unplaced
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
 from blockyard.scheduler.group_load import GroupLoad
-from blockyard.scheduler.placement import Candidate, choose_group
+from blockyard.scheduler.placement import Candidate, choose_group, delay
 from blockyard.scheduler.prefix_view import PrefixView
 from blockyard.scheduler.request import RefusalCode
+from blockyard.scheduler.standing import Waiting
 
-__all__ = ["BINDING_SECONDS", "CentralScheduler"]
+__all__ = ["CentralScheduler"]
 
 logger = logging.getLogger(__name__)
-
-BINDING_SECONDS = 1.0
-"""A request that was bound is in its group's books long before; if not, it never got there."""
-
-
-@dataclass(slots=True)
-class _Member:
-    """One engine that has joined."""
-
-    identity: GroupIdentity
-    candidate: Candidate
-    connection: Connection[ToCentral]
-    draining: bool
-    prefix: PrefixView
-    """Blocks that can be found there."""
-    bound_at: float = 0.0
-    """When a request was last bound to it."""
-
-    def post(self, message: object) -> None:
-        """Tell its engine."""
-        self.connection.post(message)
-
-    def candidate_for(self, request: Bind) -> Candidate:
-        """How it looks to a request: what of its prompt is known there, too."""
-        if not request.block_keys or request.block_size != self.identity.block_size:
-            return self.candidate
-        known = self.prefix.num_known(request.block_keys)
-        if not known:
-            return self.candidate
-        # Every group is looked at for every request: `replace` would take longer than the rest.
-        candidate = self.candidate
-        return Candidate(candidate.group_id, candidate.ledger, candidate.bound_tokens, known)
 
 
 class CentralScheduler:
@@ -79,13 +53,15 @@ class CentralScheduler:
     ) -> None:
         self._clock = clock
         self._tracer = tracer
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         # Each with how many of its requests wait for a group, by model.
         self._ingresses: dict[Connection[ToCentral], dict[str, int]] = {}
         # What clients call their live requests, and the ingress that has each.
         self._names: dict[str, Connection[ToCentral]] = {}
         self._listener: Listener | None = None
-        self.reliever = Reliever(clock)
+        moves = RecentMoves(clock)
+        self.reliever = Reliever(moves)
+        self._preempter = Preempter(clock, moves)
         self._starting = asyncio.Lock()
         self._draining = False
         self._closing = False
@@ -128,6 +104,10 @@ class CentralScheduler:
         )
         return loads, sum(waiting.get(model, 0) for waiting in self._ingresses.values())
 
+    def books(self) -> CentralBooks:
+        """What it knows of preemptions."""
+        return self._preempter.tally.books(self.reliever.num_moved)
+
     @property
     def names(self) -> frozenset[str]:
         """What clients call their live requests."""
@@ -146,11 +126,13 @@ class CentralScheduler:
         """Stop admitting everywhere and wait until no request is live; False on time-out."""
         self._draining = True
         for member in self._members.values():
-            member.connection.post(Drain())
+            member.post(Drain())
         self._tell_ingresses()
         try:
             async with asyncio.timeout(timeout_seconds), self._changed:
-                await self._changed.wait_for(lambda: all(map(_is_done, self._members.values())))
+                await self._changed.wait_for(
+                    lambda: all(member.is_done for member in self._members.values())
+                )
         except TimeoutError:
             return False
         return True
@@ -163,17 +145,14 @@ class CentralScheduler:
             member.candidate.ledger.check()
 
     async def _serve(self, connection: Connection[ToCentral]) -> None:
-        member: _Member | None = None
+        member: Member | None = None
         try:
             while (message := await connection.receive()) is not None:
                 match message:
                     case Join() if member is None:
                         member = self._join(connection, message)
-                    case LedgerPush(ledger, draining, removed, stored) if member is not None:
-                        member.candidate = Candidate(member.identity.group_id, ledger)
-                        member.draining = draining
-                        member.prefix.apply(removed, stored)
-                        self._relieve(member.identity.model.name)
+                    case LedgerPush() if member is not None:
+                        self._take_books(member, message)
                     case Relieved(requests) if member is not None:
                         self.reliever.num_moved += requests
                     case Bind():
@@ -183,6 +162,8 @@ class CentralScheduler:
                             del self._names[name]
                     case Unplaced(model, requests) if connection in self._ingresses:
                         self._ingresses[connection][model] = requests
+                    case AskCentralBooks(ticket):
+                        connection.post(CentralBooksAnswer(ticket, self.books()))
                     case AskGroups(names):
                         self._ingresses.setdefault(connection, {})
                         for name in names:
@@ -201,15 +182,17 @@ class CentralScheduler:
             # An engine that lost its connection may have joined again over another.
             if member is not None and self._members.get(member.identity.group_id) is member:
                 del self._members[member.identity.group_id]
+                self._preempter.tally.note_gone(member.identity.group_id)
                 self._tell_ingresses()
                 await self._notify()
 
-    def _join(self, connection: Connection[ToCentral], message: Join) -> _Member:
+    def _join(self, connection: Connection[ToCentral], message: Join) -> Member:
         group_id = message.group.group_id
         candidate = Candidate(group_id, message.ledger)
         prefix = PrefixView(message.prefix_keys)
-        member = _Member(message.group, candidate, connection, message.draining, prefix)
+        member = Member(message.group, candidate, connection.post, message.draining, prefix)
         self._members[group_id] = member
+        self._preempter.tally.note_group(group_id, message.ledger.preempted)
         if self._draining:
             connection.post(Drain())
         self._tell_ingresses()
@@ -235,8 +218,7 @@ class CentralScheduler:
             return Unbound(request.ticket, RefusalCode.EXISTS, "the name is in use")
         now = self._clock()
         for member in self._members.values():
-            if member.candidate.bound_tokens and now - member.bound_at > BINDING_SECONDS:
-                member.candidate = replace(member.candidate, bound_tokens=0)
+            member.forget_bound(now)
         candidates = [
             member.candidate_for(request)
             for member in self._members.values()
@@ -250,25 +232,42 @@ class CentralScheduler:
                 f"no group serves {request.model} at the moment; try again shortly",
             )
         member = self._members[group_id]
-        member.bound_at = now
-        known = member.candidate_for(request).known_blocks * request.block_size
-        bound = member.candidate.bound_tokens + max(0, request.prompt_tokens - known)
-        member.candidate = replace(member.candidate, bound_tokens=bound)
+        chosen = member.candidate_for(request)
+        needy = Waiting(request.request_id, request.priority, request.prompt_tokens, request.places)
+        waits, *_ = delay(chosen, request.prompt_tokens)
+        made = self._preempter.place(needy, candidates, self._members) if waits else None
+        if made is not None:
+            group_id = made
+        else:
+            member.bind(request.prompt_tokens - chosen.known_blocks * request.block_size, now)
         if request.name:
             self._names[request.name] = connection
         return Bound(request.ticket, group_id)
 
+    def _take_books(self, member: Member, books: LedgerPush) -> None:
+        """An engine tells how its group stands now."""
+        group_id, model = member.identity.group_id, member.identity.model.name
+        member.candidate = Candidate(group_id, books.ledger, standing=books.standing)
+        member.draining = books.draining
+        member.prefix.apply(books.prefix_removed, books.prefix_stored)
+        self._preempter.tally.note_group(group_id, books.ledger.preempted)
+        self._relieve(model)
+
     def _relieve(self, model: str) -> None:
-        """Have requests that wait moved to where there is room, if there is."""
+        """Have requests that wait moved to where there is room, or who must make room for them."""
         if self._draining:
             return  # nobody would take what another lets go of
-        of_model = [m for m in self._members.values() if m.identity.model.name == model]
-        relief = self.reliever.relieve(of_model) if len(of_model) > 1 else None
+        of_model = {
+            name: other
+            for name, other in self._members.items()
+            if other.identity.model.name == model and not other.draining
+        }
+        if len(of_model) < 2:
+            return
+        self._preempter.pass_on(of_model)
+        relief = self.reliever.relieve(of_model.values())
         if relief is not None:
-            taker = self._members[relief.taker]
-            taker.bound_at = self._clock()
-            bound = taker.candidate.bound_tokens + relief.tokens
-            taker.candidate = replace(taker.candidate, bound_tokens=bound)
+            self._members[relief.taker].bind(relief.tokens, self._clock())
 
     def _groups(self) -> Groups:
         identities = tuple(member.identity for member in self._members.values())
@@ -284,8 +283,3 @@ class CentralScheduler:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-def _is_done(member: _Member) -> bool:
-    requests = member.candidate.ledger.requests
-    return member.draining and not (requests.running or requests.waiting or requests.parked)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.messages import Drain, GroupIdentity, Join, LedgerPush
+from blockyard.cluster.preempter import MakeWay, PassOn
 from blockyard.cluster.relief import Relieve, Relieved
 from blockyard.cluster.standing_link import stay_linked
 from blockyard.cluster.wire import Codec, Connection, Endpoint
@@ -19,7 +20,7 @@ __all__ = ["PUSH_SECONDS", "CentralLink"]
 
 PUSH_SECONDS = 0.05
 
-ToEngine = Drain | Relieve
+ToEngine = Drain | Relieve | PassOn | MakeWay
 
 
 class CentralLink:
@@ -59,6 +60,10 @@ class CentralLink:
                     case Relieve(taker, requests, tokens):
                         moved = server.yield_requests(taker, requests, tokens)
                         connection.post(Relieved(moved))
+                    case PassOn(request_id, taker):
+                        connection.post(Relieved(server.pass_on(request_id, taker)))
+                    case MakeWay(beneficiary, ways):
+                        server.make_way(beneficiary, ways)
         finally:
             pusher.cancel()
 
@@ -73,8 +78,9 @@ class CentralLink:
                     return
                 events = server.engine.take_prefix_events()
                 stored = tuple(block.key for block in events.stored)
+                books, standing = server.ledger(), server.standing()
                 connection.post(
-                    LedgerPush(server.ledger(), server.draining, events.removed, stored)
+                    LedgerPush(books, server.draining, events.removed, stored, standing)
                 )
                 await connection.drain()
                 await asyncio.sleep(PUSH_SECONDS)

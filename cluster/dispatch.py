@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 from prometheus_client.registry import Collector
 
 from blockyard.cluster.books.arrival_log import ArrivalBatch
+from blockyard.cluster.books.central_books import CentralBooks
 from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.served_request import ServedRequest
 from blockyard.scheduler.ledger import GroupLedger
@@ -20,6 +21,7 @@ from blockyard.workers.description import ModelDescription
 
 __all__ = [
     "ArrivalSource",
+    "CentralBooksSource",
     "Dispatcher",
     "GroupReport",
     "GroupYard",
@@ -90,6 +92,15 @@ class RequestDirectory(Protocol):
         self, tenant: str, name: str, call_off: bool = False
     ) -> tuple[ServedRequest, ...]:
         """A tenant's requests with a name, as they stood; they are ended with `call_off`."""
+        ...
+
+
+@runtime_checkable
+class CentralBooksSource(Protocol):
+    """A dispatcher that asks a central scheduler for its books."""
+
+    async def central_books(self) -> CentralBooks | None:
+        """Every preemption of any group; None when it does not say."""
         ...
 
 

@@ -7,13 +7,14 @@ and no gRPC.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from blockyard.cluster.books.arrival_log import ArrivalLog
 from blockyard.cluster.chaos.faults import Disturb, Disturbed
 from blockyard.cluster.engine import Engine
 from blockyard.cluster.engine_books import AskMemory, EngineBooks
+from blockyard.cluster.engine_reader import EngineReader
 from blockyard.cluster.group import Group
 from blockyard.cluster.messages import (
     Abort,
@@ -27,39 +28,25 @@ from blockyard.cluster.messages import (
     Resume,
     Submit,
     Submitted,
-    Updates,
 )
-from blockyard.cluster.outbox import Outbox
 from blockyard.cluster.relief import Yielded
 from blockyard.cluster.request_desk import RequestDesk
 from blockyard.cluster.served_request import AskRequests, RequestsAnswer
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
 from blockyard.scheduler.ledger import GroupLedger
+from blockyard.scheduler.making_way import order_ways_out, take_movers
 from blockyard.scheduler.rank_facts import GroupFacts
-from blockyard.scheduler.relief import choose_yielding
+from blockyard.scheduler.relief import choose_yielding, may_yield
 from blockyard.scheduler.request import RequestRefused, RequestUpdate
 from blockyard.scheduler.scheduler import Scheduler
+from blockyard.scheduler.standing import Standing, standing_of
+from blockyard.scheduler.way_out import WayOut
 
 __all__ = ["EngineServer"]
 
 logger = logging.getLogger(__name__)
 
 _LOST_MESSAGE = "the workers that ran this request were lost; send it again"
-
-
-@dataclass(slots=True)
-class _Reader:
-    """One ingress's connection."""
-
-    connection: Connection[IngressToEngine]
-    outbox: Outbox = field(default_factory=Outbox)
-    request_ids: set[str] = field(default_factory=set)
-
-    def post_news(self) -> None:
-        """Hand what is in the outbox to the connection."""
-        updates = self.outbox.take()
-        if updates:
-            self.connection.post(Updates(updates))
 
 
 class EngineServer:
@@ -76,8 +63,8 @@ class EngineServer:
     ) -> None:
         self.disturb: Callable[[Disturb], str] | None = None
         """Makes faults, where they are allowed."""
-        self._owners: dict[str, _Reader] = {}
-        self._readers: list[_Reader] = []
+        self._owners: dict[str, EngineReader] = {}
+        self._readers: list[EngineReader] = []
         self._draining = False
         self.engine = Engine(scheduler, group, self._deliver, self._lose, on_change, repair)
         self._loop_task: asyncio.Task[None] | None = None
@@ -130,6 +117,10 @@ class EngineServer:
         """The books as they stand."""
         return self.engine.ledger()
 
+    def standing(self) -> Standing | None:
+        """Who waits and who would give way, where the group is full."""
+        return standing_of(self.engine._scheduler)
+
     def start_drain(self) -> None:
         """Refuse newcomers; what was admitted goes on to its end."""
         self._draining = True
@@ -156,11 +147,20 @@ class EngineServer:
             return 0
         chosen = choose_yielding(self.engine._scheduler, requests, tokens)
         for request_id in chosen:
-            reader = self._owners[request_id]
-            reader.post_news()  # all that was produced here comes before
-            reader.connection.post(Yielded((request_id,), taker))
-            self._abort(reader, request_id, None)
+            self._let_go(request_id, taker)
         return len(chosen)
+
+    def pass_on(self, request_id: str, taker: str) -> int:
+        """Let go of one that waits, for another group makes way for it; how many went."""
+        if self._draining or not may_yield(self.engine._scheduler, request_id):
+            return 0
+        self._let_go(request_id, taker)
+        return 1
+
+    def make_way(self, beneficiary: str, ways: Sequence[WayOut]) -> None:
+        """Note how some go who run here, should they be preempted for that request."""
+        if not self._draining:
+            order_ways_out(self.engine._scheduler, beneficiary, ways)
 
     def drop_wires(self) -> None:
         """Hang up on every ingress; each may come back."""
@@ -177,7 +177,7 @@ class EngineServer:
                 raise AssertionError(f"request {request_id} is owned but not served")
 
     async def _serve_ingress(self, connection: Connection[IngressToEngine]) -> None:
-        reader = _Reader(connection)
+        reader = EngineReader(connection)
         self._readers.append(reader)
         sender = asyncio.create_task(self._send(reader), name="engine-sender")
         try:
@@ -197,7 +197,7 @@ class EngineServer:
             for request_id in list(reader.request_ids):
                 self._abort(reader, request_id, None)
 
-    def _take(self, reader: _Reader, message: IngressToEngine) -> None:
+    def _take(self, reader: EngineReader, message: IngressToEngine) -> None:
         match message:
             case Submit() | Resume():
                 reader.connection.post(self._submit(reader, message))
@@ -225,7 +225,7 @@ class EngineServer:
         except LookupError as error:
             return Disturbed(asked.ticket, "", str(error.args[0]))
 
-    def _submit(self, reader: _Reader, message: Submit | Resume) -> Submitted | Refused:
+    def _submit(self, reader: EngineReader, message: Submit | Resume) -> Submitted | Refused:
         try:
             if isinstance(message, Submit):
                 spec, max_tokens = message.spec, self.engine.submit(message.spec)
@@ -238,7 +238,7 @@ class EngineServer:
         reader.request_ids.add(spec.request_id)
         return Submitted(message.ticket, None if spec.sampling.max_tokens else max_tokens)
 
-    def _abort(self, reader: _Reader, request_id: str, choice: int | None) -> None:
+    def _abort(self, reader: EngineReader, request_id: str, choice: int | None) -> None:
         # Even of a request that has ended: its last news must not be taken for a later namesake's.
         reader.outbox.discard(request_id, choice)
         if self._owners.get(request_id) is reader:
@@ -251,6 +251,13 @@ class EngineServer:
             reader = self._owners.pop(request_id)
             reader.request_ids.discard(request_id)
 
+    def _let_go(self, request_id: str, taker: str) -> None:
+        """Have its ingress take a request to another group."""
+        reader = self._owners[request_id]
+        reader.post_news()  # all that was produced here comes before
+        reader.connection.post(Yielded((request_id,), taker))
+        self._abort(reader, request_id, None)
+
     def _deliver(self, updates: list[RequestUpdate]) -> None:
         for update in updates:
             reader = self._owners.get(update.request_id)
@@ -260,12 +267,15 @@ class EngineServer:
         for update in updates:
             if update.finish_reason is not None:
                 self._forget_ended(update.request_id)
+        for mover in take_movers(self.engine._scheduler):
+            if not self._draining:
+                self._let_go(mover.request_id, mover.taker)
 
     def _lose(self) -> None:
         if self._listener is not None:
             self._hanging_up = asyncio.create_task(self._listener.close(), name="engine-hangs-up")
 
-    async def _send(self, reader: _Reader) -> None:
+    async def _send(self, reader: EngineReader) -> None:
         try:
             while True:
                 await reader.outbox.wait()

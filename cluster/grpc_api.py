@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from blockyard.cluster.books.arrival_message import LEAST_SALT_BYTES, arrivals_message
+from blockyard.cluster.books.central_message import ask_central, central_message
 from blockyard.cluster.books.ledger_message import ledger_message
 from blockyard.cluster.books.ledger_watch import LedgerWatches
 from blockyard.cluster.dispatch import ArrivalSource, Dispatcher, GroupReport
@@ -224,7 +225,9 @@ class ClusterApi:
         self, audit: bool = False, memory: bool = False
     ) -> cluster_pb2.LedgerResponse:
         reports = await self._reports(audit, memory)
-        return cluster_pb2.LedgerResponse(groups=[ledger_message(report) for report in reports])
+        central = central_message(await ask_central(self._dispatcher))
+        groups = [ledger_message(report) for report in reports]
+        return cluster_pb2.LedgerResponse(groups=groups, central=central)
 
     async def _reports(self, audit: bool = False, memory: bool = False) -> tuple[GroupReport, ...]:
         try:

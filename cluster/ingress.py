@@ -9,24 +9,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from blockyard.cluster.binder import CentralBinder, no_group
+from blockyard.cluster.binder import CentralBinder
 from blockyard.cluster.books.arrival_log import ArrivalBatch
+from blockyard.cluster.books.central_books import CentralBooks
 from blockyard.cluster.books.request_meter import RequestMeter
 from blockyard.cluster.dispatch import GroupReport, GroupYard, TokenStream
 from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.group_links import GroupLinks
 from blockyard.cluster.journal import Journal
 from blockyard.cluster.messages import GroupIdentity, Groups
+from blockyard.cluster.placing import Asked, Placer
 from blockyard.cluster.resuming_stream import ResumingStream
 from blockyard.cluster.served_request import ServedRequest
 from blockyard.cluster.waiting_room import WaitingRoom
 from blockyard.cluster.wire import Endpoint
 from blockyard.scheduler.block_keys import PromptKeys
-from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
-from blockyard.scheduler.snapshot import RequestSnapshot
+from blockyard.scheduler.request import RequestRefused, RequestSpec
 from blockyard.workers.description import ModelDescription
 
 __all__ = ["ClusterDispatcher"]
@@ -34,18 +34,6 @@ __all__ = ["ClusterDispatcher"]
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-
-_SHUTTING_DOWN = "the server is shutting down; ask another one"
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a client wants of the groups; `name` is held while it lives."""
-
-    model: str
-    spec: RequestSpec
-    keys: PromptKeys | None
-    name: str
 
 
 class ClusterDispatcher:
@@ -70,7 +58,7 @@ class ClusterDispatcher:
         self._meter = RequestMeter()
         self._binder = CentralBinder(locate, self._take_groups)
         self._room = WaitingRoom(self._binder.note_unplaced)
-        self._draining = False
+        self._placer = Placer(self._groups, self._binder, self._room)
 
     def models(self) -> tuple[ModelDescription, ...]:
         """Models that can be asked for; the first is the default."""
@@ -93,7 +81,7 @@ class ClusterDispatcher:
 
     async def ready(self) -> bool:
         """Whether traffic is welcome: not draining, and each model has a group or gets one."""
-        if self._draining:
+        if self._placer.draining:
             return False
         served = {identity.model.name for identity in self._groups.groups.values()}
         if self._binder.linked:
@@ -120,7 +108,7 @@ class ClusterDispatcher:
     async def _submit(self, model: str, spec: RequestSpec) -> TokenStream:
         keys = PromptKeys(spec.prompt_token_ids, spec.extras) if spec.use_prefix_cache else None
         name = f"{spec.tenant}/{spec.name}" if spec.name else ""
-        asked = _Asked(model, spec, keys, name)
+        asked = Asked(model, spec, keys, name)
         if name:
             self._binder.hold(name)
 
@@ -131,7 +119,7 @@ class ClusterDispatcher:
         began_at = time.monotonic()
         try:
             seconds = self._resume_seconds if model in self._on_demand else 0.0
-            group_id, stream = await self._find_place(asked, seconds)
+            group_id, stream = await self._placer.find_place(asked, seconds)
         except BaseException:
             end()
             raise
@@ -144,7 +132,7 @@ class ClusterDispatcher:
             nonlocal group_id
             if not taker:
                 lost.append(group_id)
-            group_id, moved = await self._find_place(
+            group_id, moved = await self._placer.find_place(
                 asked, self._resume_seconds, journal, lost, taker
             )
             return moved
@@ -204,6 +192,10 @@ class ClusterDispatcher:
                 logger.info("no books from %s: %s", group.group_id, answer)
         return tuple(answers)
 
+    async def central_books(self) -> CentralBooks | None:
+        """What the central scheduler knows of preemptions; None when it does not say."""
+        return await self._binder.books()
+
     async def run(self) -> None:
         """Stay linked to the central scheduler until cancelled."""
         await self._binder.run()
@@ -214,72 +206,8 @@ class ClusterDispatcher:
 
     def _take_groups(self, message: Groups) -> None:
         self._groups.take(message.groups)
-        self._draining = message.draining
+        self._placer.draining = message.draining
         self._room.note_change()
-
-    async def _find_place(
-        self,
-        asked: _Asked,
-        seconds: float,
-        journal: Journal | None = None,
-        lost: Collection[str] = (),
-        taker: str = "",
-    ) -> tuple[str, EngineStream]:
-        """Have a group take a request; while there is none that can, wait so long for one."""
-
-        def snapshot() -> RequestSnapshot | None:
-            return None if journal is None else journal.snapshot(time.monotonic())
-
-        def wanted() -> bool:
-            return not self._draining and (journal is None or bool(journal.choices))
-
-        try:
-            return await self._place(asked, snapshot(), lost, taker)
-        except RequestRefused as refusal:
-            # What was lost may be back by then: its ranks replaced, or the wire made again.
-            return await self._room.retry(
-                asked.model, seconds, refusal, lambda: self._place(asked, snapshot()), wanted
-            )
-
-    async def _place(
-        self,
-        asked: _Asked,
-        snapshot: RequestSnapshot | None = None,
-        lost: Collection[str] = (),
-        taker: str = "",
-    ) -> tuple[str, EngineStream]:
-        """Have a group take a request, or go on with it from its snapshot; none of those `lost`."""
-        model, keys = asked.model, asked.keys
-        block_size = self._groups.block_size(model)
-        known = len(asked.spec.prompt_token_ids) if snapshot is None else snapshot.known_tokens
-        hints = keys.of(block_size) if keys is not None and block_size else ()
-        # A request that is moved holds its name already.
-        name = asked.name if snapshot is None else ""
-        group_id = taker or await self._binder.bind(
-            model, known, hints, block_size, name, asked.spec.traceparent
-        )
-        if group_id is None and self._draining:
-            raise RequestRefused(RefusalCode.UNAVAILABLE, _SHUTTING_DOWN)
-        tried = set(lost)
-        refusal: RequestRefused | None = None
-        while True:
-            if group_id is None or group_id in tried:
-                group_id = self._groups.least_loaded(model, tried)
-            if group_id is None:
-                raise refusal or no_group(model)
-            tried.add(group_id)
-            try:
-                link = await self._groups.link(group_id)
-                hints = keys.of(link.identity.block_size) if keys is not None else ()
-                spec = replace(asked.spec, block_keys=hints)
-                if snapshot is None:
-                    return group_id, await link.submit(spec)
-                return group_id, await link.resume(replace(snapshot, spec=spec))
-            except RequestRefused as refused:
-                # What has begun is not the client's mistake: another pool may be large enough.
-                if snapshot is None and refused.code is not RefusalCode.UNAVAILABLE:
-                    raise
-                refusal = refused
 
     async def _report(self, identity: GroupIdentity, audit: bool, memory: bool) -> GroupReport:
         link = await self._groups.link(identity.group_id)

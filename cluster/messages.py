@@ -6,6 +6,7 @@ Values only; `wire.py` carries them. A `ticket` pairs an answer with its questio
 import msgspec
 
 from blockyard.cluster.books.arrival_log import ArrivalBatch
+from blockyard.cluster.books.central_books import AskCentralBooks, CentralBooksAnswer
 from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.chaos.faults import Disturb, Disturbed
 from blockyard.cluster.relief import Relieved, Yielded
@@ -15,6 +16,7 @@ from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RefusalCode, RequestSpec, RequestUpdate
 from blockyard.scheduler.snapshot import RequestSnapshot
+from blockyard.scheduler.standing import Standing
 from blockyard.scheduler.yard_map import YardMap
 from blockyard.workers.description import ModelDescription
 
@@ -232,6 +234,7 @@ class LedgerPush(_Message, frozen=True):
     draining: bool
     prefix_removed: tuple[bytes, ...] = ()
     prefix_stored: tuple[bytes, ...] = ()
+    standing: Standing | None = None
 
 
 class Drain(_Message, frozen=True):
@@ -243,7 +246,7 @@ class Bind(_Message, frozen=True):
 
     `block_keys` are of the prompt's full blocks of `block_size`. `name` is what a client calls the
     request; it is held until it is released or the ingress goes. Empty: it has none. `traceparent`
-    is as in `RequestSpec`.
+    is as in `RequestSpec`. `places` are those that it needs at once.
     """
 
     ticket: int
@@ -253,6 +256,9 @@ class Bind(_Message, frozen=True):
     block_size: int = 0
     name: str = ""
     traceparent: str = ""
+    request_id: str = ""
+    priority: int = 0
+    places: int = 1
 
 
 class Release(_Message, frozen=True):
@@ -289,5 +295,5 @@ class Groups(_Message, frozen=True):
     draining: bool
 
 
-ToCentral = Join | LedgerPush | Relieved | Bind | Release | Unplaced | AskGroups
-ToIngress = Bound | Unbound | Groups
+ToCentral = Join | LedgerPush | Relieved | Bind | Release | Unplaced | AskGroups | AskCentralBooks
+ToIngress = Bound | Unbound | Groups | CentralBooksAnswer

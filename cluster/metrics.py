@@ -4,6 +4,7 @@ Nothing is registered globally and nothing is kept between scrapes. What there i
 `metric_specs.py`.
 """
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -19,13 +20,26 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from blockyard.cluster.books.central_message import ask_central
+from blockyard.cluster.books.central_metrics import CentralMetrics
 from blockyard.cluster.books.metric_kinds import MetricSpec
 from blockyard.cluster.books.metric_specs import HISTOGRAMS, METRICS
 from blockyard.cluster.books.rank_metrics import RankReport
 from blockyard.cluster.books.step_meter import STEP_BUCKETS, PartTimes
-from blockyard.cluster.dispatch import GroupReport
+from blockyard.cluster.dispatch import Dispatcher, GroupReport, Metered
 
-__all__ = ["encode_reports"]
+__all__ = ["encode_reports", "scrape"]
+
+
+async def scrape(dispatcher: Dispatcher, accept: str) -> tuple[bytes, str]:
+    """All that there is to tell now, in the format that an `Accept` header asks for, and its name.
+
+    The text is made in a thread.
+    """
+    reports = await dispatcher.reports(memory=True)
+    meters = dispatcher.meters if isinstance(dispatcher, Metered) else ()
+    more = (*meters, CentralMetrics(await ask_central(dispatcher)))
+    return await asyncio.to_thread(encode_reports, reports, accept, more)
 
 
 def encode_reports(

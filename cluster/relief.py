@@ -13,7 +13,7 @@ from blockyard.scheduler.placement import Candidate
 from blockyard.scheduler.relief import Relief, choose_relief
 from blockyard.scheduler.request import RefusalCode, RequestRefused
 
-__all__ = ["Relieve", "Relieved", "Reliever", "RequestMoved", "Yielded"]
+__all__ = ["RecentMoves", "Relieve", "Relieved", "Reliever", "RequestMoved", "Yielded"]
 
 RELIEF_SECONDS = 0.5
 """Between two moves from or to one group: by then its books tell of the one before."""
@@ -56,9 +56,29 @@ class _Group(Protocol):
     candidate: Candidate
     draining: bool
 
-    def post(self, message: object) -> None:
+    @property
+    def post(self) -> Callable[[object], None]:
         """Tell its engine."""
         ...
+
+
+class RecentMoves:
+    """Groups from which or to which something has just moved: their books do not tell yet."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._moved_at: dict[str, float] = {}
+
+    def note(self, *group_ids: str) -> None:
+        """Something moves from or to these now."""
+        now = self._clock()
+        self._moved_at = {g: t for g, t in self._moved_at.items() if now - t < RELIEF_SECONDS}
+        self._moved_at.update(dict.fromkeys(group_ids, now))
+
+    def has(self, group_id: str) -> bool:
+        """Whether something has moved from or to that one just now."""
+        moved_at = self._moved_at.get(group_id)
+        return moved_at is not None and self._clock() - moved_at < RELIEF_SECONDS
 
 
 class Reliever:
@@ -69,24 +89,21 @@ class Reliever:
         num_moved: those that they let go of.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._touched: dict[str, float] = {}
+    def __init__(self, moves: RecentMoves) -> None:
+        self._moves = moves
         self.num_ordered = 0
         self.num_moved = 0
 
     def relieve(self, groups: Iterable[_Group]) -> Relief | None:
         """Move something among groups of one model if that helps; what was decided."""
-        now = self._clock()
-        self._touched = {g: t for g, t in self._touched.items() if now - t < RELIEF_SECONDS}
         open_groups = {
             group.candidate.group_id: group
             for group in groups
-            if not group.draining and group.candidate.group_id not in self._touched
+            if not group.draining and not self._moves.has(group.candidate.group_id)
         }
         relief = choose_relief([group.candidate for group in open_groups.values()])
         if relief is not None:
-            self._touched[relief.giver] = self._touched[relief.taker] = now
+            self._moves.note(relief.giver, relief.taker)
             self.num_ordered += relief.requests
             giver = open_groups[relief.giver]
             giver.post(Relieve(relief.taker, relief.requests, relief.tokens))

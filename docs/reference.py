@@ -172,6 +172,13 @@ def shadow_metrics() -> str:
     return _metrics(*SHADOW_METRICS)
 
 
+def central_metrics() -> str:
+    """Metrics of the whole cluster."""
+    from blockyard.cluster.books.central_metrics import CENTRAL_METRICS
+
+    return _metrics(*CENTRAL_METRICS)
+
+
 REFERENCES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "api": api,
@@ -180,6 +187,7 @@ REFERENCES: dict[str, Callable[[], str]] = {
     "rank-metrics": rank_metrics,
     "request-metrics": request_metrics,
     "shadow-metrics": shadow_metrics,
+    "central-metrics": central_metrics,
 }
 
 

@@ -85,10 +85,52 @@ class Arrival(_message.Message):
     def __init__(self, arrived_at: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., tenant_hash: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., piece_tokens: _Optional[int] = ...) -> None: ...
 
 class LedgerResponse(_message.Message):
-    __slots__ = ("groups",)
+    __slots__ = ("groups", "central")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CENTRAL_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[GroupLedger]
-    def __init__(self, groups: _Optional[_Iterable[_Union[GroupLedger, _Mapping]]] = ...) -> None: ...
+    central: CentralBooks
+    def __init__(self, groups: _Optional[_Iterable[_Union[GroupLedger, _Mapping]]] = ..., central: _Optional[_Union[CentralBooks, _Mapping]] = ...) -> None: ...
+
+class CentralBooks(_message.Message):
+    __slots__ = ("preempted", "decisions", "swapped", "recomputed", "moved", "relieved", "recent")
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    RELIEVED_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
+    preempted: PreemptionCounts
+    decisions: int
+    swapped: int
+    recomputed: int
+    moved: int
+    relieved: int
+    recent: _containers.RepeatedCompositeFieldContainer[WayMade]
+    def __init__(self, preempted: _Optional[_Union[PreemptionCounts, _Mapping]] = ..., decisions: _Optional[int] = ..., swapped: _Optional[int] = ..., recomputed: _Optional[int] = ..., moved: _Optional[int] = ..., relieved: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[WayMade, _Mapping]]] = ...) -> None: ...
+
+class WayMade(_message.Message):
+    __slots__ = ("at", "group_id", "came_from", "for_priority", "priority", "swapped", "recomputed", "moved", "estimated_seconds")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    CAME_FROM_FIELD_NUMBER: _ClassVar[int]
+    FOR_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    group_id: str
+    came_from: str
+    for_priority: int
+    priority: int
+    swapped: int
+    recomputed: int
+    moved: int
+    estimated_seconds: float
+    def __init__(self, at: _Optional[float] = ..., group_id: _Optional[str] = ..., came_from: _Optional[str] = ..., for_priority: _Optional[int] = ..., priority: _Optional[int] = ..., swapped: _Optional[int] = ..., recomputed: _Optional[int] = ..., moved: _Optional[int] = ..., estimated_seconds: _Optional[float] = ...) -> None: ...
 
 class GroupLedger(_message.Message):
     __slots__ = ("blocks", "slots", "requests", "block_size", "step", "preemptions", "stalled_steps", "group_id", "model", "device", "dtype", "tokens", "wastes", "host_blocks", "ranks", "sum", "contiguous", "summary", "audit", "preempted")
@@ -273,7 +315,7 @@ class OutOfMemory(_message.Message):
     def __init__(self, after_seconds: _Optional[float] = ..., needed: _Optional[int] = ..., free: _Optional[int] = ..., largest_hole: _Optional[int] = ..., reserved_idle: _Optional[int] = ..., running: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class PreemptionCounts(_message.Message):
-    __slots__ = ("swapped", "recomputed", "held", "blocks_out", "blocks_in", "swap_estimated_seconds", "swap_seconds", "recompute_estimated_seconds", "recompute_seconds")
+    __slots__ = ("swapped", "recomputed", "held", "blocks_out", "blocks_in", "swap_estimated_seconds", "swap_seconds", "recompute_estimated_seconds", "recompute_seconds", "moved", "ordered")
     SWAPPED_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +325,8 @@ class PreemptionCounts(_message.Message):
     SWAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_ESTIMATED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_FIELD_NUMBER: _ClassVar[int]
     swapped: int
     recomputed: int
     held: int
@@ -292,7 +336,9 @@ class PreemptionCounts(_message.Message):
     swap_seconds: float
     recompute_estimated_seconds: float
     recompute_seconds: float
-    def __init__(self, swapped: _Optional[int] = ..., recomputed: _Optional[int] = ..., held: _Optional[int] = ..., blocks_out: _Optional[int] = ..., blocks_in: _Optional[int] = ..., swap_estimated_seconds: _Optional[float] = ..., swap_seconds: _Optional[float] = ..., recompute_estimated_seconds: _Optional[float] = ..., recompute_seconds: _Optional[float] = ...) -> None: ...
+    moved: int
+    ordered: int
+    def __init__(self, swapped: _Optional[int] = ..., recomputed: _Optional[int] = ..., held: _Optional[int] = ..., blocks_out: _Optional[int] = ..., blocks_in: _Optional[int] = ..., swap_estimated_seconds: _Optional[float] = ..., swap_seconds: _Optional[float] = ..., recompute_estimated_seconds: _Optional[float] = ..., recompute_seconds: _Optional[float] = ..., moved: _Optional[int] = ..., ordered: _Optional[int] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
     __slots__ = ("total", "free", "cached", "active", "fenced")

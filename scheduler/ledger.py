@@ -42,9 +42,10 @@ class RequestCounts:
 class PreemptionCounts:
     """What preemptions were, and what they cost.
 
-    `swapped`, `recomputed` and `held` (a place alone was wanted) count preemptions by what became
-    of the blocks taken first. Estimates were made at the decision; the seconds beside them are
-    those of copies, and the share of steps that went to tokens computed again.
+    `swapped`, `recomputed`, `held` (a place alone was wanted) and `moved` (to another group) count
+    preemptions by what became of the blocks taken first; in `ordered` of them the central scheduler
+    has decided that. Estimates were made at the decision; the seconds beside them are those of
+    copies, and the share of steps that went to tokens computed again.
     """
 
     swapped: int = 0
@@ -56,6 +57,8 @@ class PreemptionCounts:
     swap_seconds: float = 0.0
     recompute_estimated_seconds: float = 0.0
     recompute_seconds: float = 0.0
+    moved: int = 0
+    ordered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

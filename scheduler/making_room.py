@@ -49,7 +49,7 @@ class RoomMaker:
             return False
         batch.queue.pop()
         for _ in range(len(batch.running) - first):
-            batch.preempt(batch.running[-1], 0)
+            self._preempt(batch.running[-1], 0, head)
         batch.start(head)
         return True
 
@@ -76,8 +76,14 @@ class RoomMaker:
                     self.num_leaving += 1
                     self._num_coming += batch.holdings.num_exclusive(victim)
                 else:
-                    batch.preempt(victim, short)
+                    self._preempt(victim, short, request)
         return pool.allocate(min(needed, pool.num_available)) or ()
+
+    def _preempt(self, victim: Request, needed: int, needy: Request) -> None:
+        """Preempt one for another; what was decided for it counts if it was for just that one."""
+        if victim.way_out is not None and victim.way_out[0] != needy.request_id:
+            victim.way_out = None
+        self._batch.preempt(victim, needed)
 
     def _can_reach(self, head: Request, yielding: Sequence[Request]) -> bool:
         """Whether blocks for all that `head` knows are there once others have yielded theirs."""

@@ -16,6 +16,7 @@ from blockyard.scheduler.holdings import Holdings
 from blockyard.scheduler.host_blocks import HostBlocks
 from blockyard.scheduler.ledger import PreemptionCounts
 from blockyard.scheduler.request import Request
+from blockyard.scheduler.way_out import Way
 
 __all__ = ["Parking"]
 
@@ -31,7 +32,8 @@ class Parking:
         self._policy = policy
         self._holdings = holdings
         self._holders: list[Request] = []
-        self._swapped = self._recomputed = self._held = 0
+        self._movers: list[Request] = []
+        self._swapped = self._recomputed = self._held = self._moved = self._ordered = 0
         self._swap_estimate = self._recompute_estimate = 0.0
         self._swap_seconds = self._recompute_seconds = 0.0
 
@@ -48,8 +50,13 @@ class Parking:
         request.num_lost = max(request.num_lost, request.num_computed)
         request.num_saved = request.num_computed
         exclusive = self._holdings.num_exclusive(request)
-        if self._policy is PreemptionPolicy.RECOMPUTE or request.held:
-            # Who is held comes back nobody knows when: others must not wait for its blocks.
+        self._ordered += request.way_out is not None
+        if _way(request) is Way.MOVE:
+            self._moved += 1
+            self._movers.append(request)
+            self.add_holder(request)
+            return
+        if self._policy is PreemptionPolicy.RECOMPUTE:
             self._drop(request, 0)
             saved = False
         elif self._policy is PreemptionPolicy.SWAP:
@@ -66,6 +73,11 @@ class Parking:
         self._swapped += saved
         self._recomputed += not saved
         self.add_holder(request)
+
+    def take_movers(self) -> list[Request]:
+        """Requests parked since the last call that were to go to another group."""
+        movers, self._movers = self._movers, []
+        return movers
 
     def take_back(self, short: int, needy: Request) -> bool:
         """Take up to `short` blocks from the least urgent holder, for somebody more urgent.
@@ -129,6 +141,8 @@ class Parking:
             swap_seconds=self._swap_seconds,
             recompute_estimated_seconds=self._recompute_estimate,
             recompute_seconds=self._recompute_seconds,
+            moved=self._moved,
+            ordered=self._ordered,
         )
 
     def check(self, running: Sequence[Request], live: Iterable[Request]) -> None:
@@ -154,8 +168,9 @@ class Parking:
         model = self.rates.model()
         swap = model.swap_seconds(count, self.host.num_pending_outs)
         recompute = model.recompute_seconds(request.num_saved - keep * request.table.block_size)
-        cheaper = self._policy is PreemptionPolicy.SWAP or swap < recompute
-        if cheaper and self._save(request, count):
+        way = _way(request)
+        cheaper = swap < recompute if way is None else way is Way.SWAP
+        if (cheaper or self._policy is PreemptionPolicy.SWAP) and self._save(request, count):
             return True
         self._drop(request, keep)
         return False
@@ -192,3 +207,8 @@ class Parking:
     def _continues(self, request: Request) -> bool:
         """Whether blocks saved earlier follow the table's last one without a gap."""
         return not request.host_ids or request.host_start == len(request.table.block_ids)
+
+
+def _way(request: Request) -> Way | None:
+    """What was decided for a victim elsewhere; None: whatever is cheaper."""
+    return None if request.way_out is None else request.way_out[1].way

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blockyard.scheduler.ledger import GroupLedger
+from blockyard.scheduler.standing import Standing
 
 __all__ = ["Candidate", "choose_group", "delay"]
 
@@ -17,13 +18,15 @@ class Candidate:
 
     `bound_tokens` are prompt tokens bound to it since its books were last heard of, so that a
     burst between two reports does not all land on one group. `known_blocks` are leading blocks of
-    the request at hand that it need not compute, for they can be found there.
+    the request at hand that it need not compute, for they can be found there. `standing` tells of
+    one that is full.
     """
 
     group_id: str
     ledger: GroupLedger
     bound_tokens: int = 0
     known_blocks: int = 0
+    standing: Standing | None = None
 
     @property
     def free_blocks(self) -> int:

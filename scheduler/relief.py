@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from blockyard.scheduler.placement import Candidate
 from blockyard.scheduler.scheduler import Scheduler
+from blockyard.scheduler.standing import SPARE_SHARE
 
-__all__ = ["Relief", "choose_relief", "choose_yielding"]
+__all__ = ["GROWTH", "Relief", "choose_relief", "choose_yielding", "may_yield", "room_for_others"]
 
-_SPARE_SHARE = 0.2
-"""Part of a pool that must stay free for what runs there already to grow into."""
-_GROWTH = 2
+GROWTH = 2
 """So many times what a request holds now it may hold in the end, as far as anybody knows."""
 _MOST_REQUESTS = 8
 """At a time: the books must have come in before there is another time."""
@@ -34,15 +33,15 @@ class Relief:
 def choose_relief(groups: Sequence[Candidate]) -> Relief | None:
     """What to move among groups of one model; None when nobody is helped by any move."""
     givers = [group for group in groups if _num_queued(group)]
-    takers = [group for group in groups if not _num_queued(group) and _room(group) > 0]
+    takers = [group for group in groups if not _num_queued(group) and room_for_others(group) > 0]
     if not givers or not takers:
         return None
     giver = max(givers, key=lambda group: (group.ledger.queued_tokens, group.group_id))
-    taker = max(takers, key=lambda group: (_room(group), group.group_id))
+    taker = max(takers, key=lambda group: (room_for_others(group), group.group_id))
     # Alike as they are, one that runs fewer has places left; two never give to each other in turn.
     if taker.ledger.requests.running >= giver.ledger.requests.running:
         return None
-    tokens = _room(taker) * taker.ledger.block_size // _GROWTH
+    tokens = room_for_others(taker) * taker.ledger.block_size // GROWTH
     mean = max(1, giver.ledger.queued_tokens // _num_queued(giver))
     requests = min(_MOST_REQUESTS, tokens // mean, -(-_num_queued(giver) // 2))
     return Relief(giver.group_id, taker.group_id, requests, tokens) if requests else None
@@ -70,11 +69,18 @@ def choose_yielding(scheduler: Scheduler, requests: int, tokens: int) -> tuple[s
     return tuple(chosen)
 
 
+def may_yield(scheduler: Scheduler, request_id: str) -> bool:
+    """Whether a request is here and has no place, with any of its choices."""
+    waiting = {member.member for member in scheduler._batch.queue.members()}
+    choices = scheduler._roster.members(request_id)
+    return bool(choices) and waiting.issuperset(choice.member for choice in choices)
+
+
 def _num_queued(group: Candidate) -> int:
     requests = group.ledger.requests
     return requests.waiting + requests.parked
 
 
-def _room(group: Candidate) -> int:
-    """Blocks that others may have."""
-    return group.free_blocks - int(group.ledger.blocks.total * _SPARE_SHARE)
+def room_for_others(group: Candidate) -> int:
+    """Blocks of a group that requests of others may have."""
+    return group.free_blocks - int(group.ledger.blocks.total * SPARE_SHARE)

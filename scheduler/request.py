@@ -13,6 +13,7 @@ from blockyard.scheduler.block_table import BlockTable
 from blockyard.scheduler.pace import Paced
 from blockyard.scheduler.prefix_index import PrefixEntry
 from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
+from blockyard.scheduler.way_out import WayOut
 
 __all__ = [
     "NEVER",
@@ -157,8 +158,6 @@ class Request(Paced):
     forgone: bool = False
     """Its own answer is not wanted any more; it goes on only until those have begun."""
     branched: bool = False
-    held: bool = False
-    """It searches, has sampled, and waits for the others of its search."""
     """It began with blocks of another choice, without a step that told the workers."""
     tokens: list[int] = field(default_factory=list)
     state: RequestState = RequestState.WAITING
@@ -186,6 +185,8 @@ class Request(Paced):
     """Tokens of the prompt whose log probabilities its client was told."""
     num_announced: int = 0
     """Blocks that it has said it will compute."""
+    way_out: tuple[str, WayOut] | None = None
+    """How it goes if it is preempted for the request of that id; or went, since it is parked."""
     patience_over: bool = False
     """It has waited long enough for others to compute its prefix."""
     started_at: float | None = None
@@ -216,13 +217,11 @@ class Request(Paced):
         return self.urgency < other.urgency
 
     def sampling_of(self, choice: int) -> SamplingParams:
-        """The spec's parameters for one of its choices; those of a search are all alike."""
+        """The spec's parameters for one of its choices."""
         sampling = self.spec.sampling
         # The spec's own index is where the choices of this request begin.
         return replace(sampling, choice=sampling.choice + choice) if choice else sampling
 
-        if sampling.searches:
-            return sampling
     @property
     def member(self) -> tuple[str, int]:
         """What names it among all that are served."""

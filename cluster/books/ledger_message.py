@@ -4,6 +4,7 @@ Only restates what a report has. Bytes are counts times a rank's own bytes of a 
 they add up whenever the counts do. Units: as in the proto.
 """
 
+from blockyard.cluster.books.central_message import preemptions_message
 from blockyard.cluster.capacity.quantities import format_bytes
 from blockyard.cluster.dispatch import GroupReport
 from blockyard.protos import cluster_pb2
@@ -19,7 +20,7 @@ __all__ = ["ledger_message"]
 def ledger_message(report: GroupReport) -> cluster_pb2.GroupLedger:
     """One group's books as a message."""
     ledger, books = report.ledger, report.books
-    requests, preempted = ledger.requests, ledger.preempted
+    requests = ledger.requests
     bytes_per_slot = books.facts.block_bytes // ledger.block_size if books.facts else None
     return cluster_pb2.GroupLedger(
         blocks=_blocks(ledger.blocks),
@@ -43,17 +44,7 @@ def ledger_message(report: GroupReport) -> cluster_pb2.GroupLedger:
         contiguous=[_contiguous(policy, bytes_per_slot) for policy in books.shadow],
         summary=summary_line(books.shadow[0], ledger) if books.shadow else "",
         audit=books.audit,
-        preempted=cluster_pb2.PreemptionCounts(
-            swapped=preempted.swapped,
-            recomputed=preempted.recomputed,
-            held=preempted.held,
-            blocks_out=preempted.blocks_out,
-            blocks_in=preempted.blocks_in,
-            swap_estimated_seconds=preempted.swap_estimated_seconds,
-            swap_seconds=preempted.swap_seconds,
-            recompute_estimated_seconds=preempted.recompute_estimated_seconds,
-            recompute_seconds=preempted.recompute_seconds,
-        ),
+        preempted=preemptions_message(ledger.preempted),
     )
 
 

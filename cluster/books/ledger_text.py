@@ -47,6 +47,8 @@ def _view(response: Any) -> RenderableType:
         title = None
     for group in groups:
         parts.extend(_notes(group))
+    if response.HasField("central"):
+        parts.extend(_central(response.central))
     return Group(*parts)
 
 
@@ -127,6 +129,19 @@ def _notes(group: Any) -> list[RenderableType]:
     if group.HasField("audit"):
         notes.append(Text(f"audit: {group.audit or 'the books add up'}"))
     return notes
+
+
+def _central(books: Any) -> list[RenderableType]:
+    """What the central scheduler has done; nothing where it never had to."""
+    if not (books.decisions or books.relieved):
+        return []
+    return [
+        Text(
+            f"central scheduler: chose who gives way {books.decisions:,} times: {books.swapped:,} "
+            f"swapped, {books.recomputed:,} to recompute, {books.moved:,} moved; "
+            f"{books.relieved:,} went from one queue to another group"
+        )
+    ]
 
 
 def _rank_table(group: Any) -> Table:

@@ -146,9 +146,14 @@ GROUP_METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "blockyard_preempted_total", "preemptions",
         "The same by what became of the blocks taken first: `swapped`, `recomputed`, `held` (only "
-        "the place was taken).",
+        "the place was taken), `moved` (to another group).",
         (*GROUP, "kind"),
-        lambda r: states(r.ledger.preempted, (*_KINDS, "held")),
+        lambda r: states(r.ledger.preempted, (*_KINDS, "held", "moved")),
+    ),
+    MetricSpec(
+        "blockyard_ordered_preemptions_total", "preemptions",
+        "Those of them in which the central scheduler had decided what becomes of the victim.",
+        GROUP, one(lambda r: r.ledger.preempted.ordered),
     ),
     MetricSpec(
         "blockyard_preemption_estimated_seconds_total", "seconds",

@@ -9,8 +9,8 @@ scrape at a time, each with a time limit, each on a connection of its own. Units
 import asyncio
 import logging
 
-from blockyard.cluster.dispatch import Dispatcher, Metered
-from blockyard.cluster.metrics import encode_reports
+from blockyard.cluster.dispatch import Dispatcher
+from blockyard.cluster.metrics import scrape
 
 __all__ = ["MetricsEndpoint"]
 
@@ -31,7 +31,6 @@ class MetricsEndpoint:
 
     def __init__(self, dispatcher: Dispatcher, report_seconds: float = _REPORT_SECONDS) -> None:
         self._dispatcher = dispatcher
-        self._meters = dispatcher.meters if isinstance(dispatcher, Metered) else ()
         self._report_seconds = report_seconds
         self._scraping = asyncio.Lock()
         self._connections: set[asyncio.Task[None]] = set()
@@ -115,8 +114,7 @@ class MetricsEndpoint:
 
     async def _scrape(self, accept: str) -> tuple[bytes, str]:
         async with asyncio.timeout(self._report_seconds), self._scraping:
-            reports = await self._dispatcher.reports(memory=True)
-            return await asyncio.to_thread(encode_reports, reports, accept, self._meters)
+            return await scrape(self._dispatcher, accept)
 
 
 def _header(lines: list[str], wanted: str) -> str:

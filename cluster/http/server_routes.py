@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from blockyard import __version__
-from blockyard.cluster.dispatch import Dispatcher, Metered
+from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.http.openapi import openapi_document
-from blockyard.cluster.metrics import encode_reports
+from blockyard.cluster.metrics import scrape
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError
 from blockyard.cluster.request.generation import find_model
 from blockyard.workers.description import ModelDescription
@@ -28,7 +28,6 @@ class ServerRoutes:
     def __init__(self, dispatcher: Dispatcher, created: int) -> None:
         """`created` is when this server began, in seconds since 1970."""
         self._dispatcher = dispatcher
-        self._meters = dispatcher.meters if isinstance(dispatcher, Metered) else ()
         self._created = created
         self._scraping = asyncio.Lock()
 
@@ -70,11 +69,8 @@ class ServerRoutes:
         """`GET /metrics`: the books, for Prometheus. One scrape at a time."""
         try:
             async with asyncio.timeout(_REPORT_SECONDS), self._scraping:
-                reports = await self._dispatcher.reports(memory=True)
                 accept = request.headers.get("accept", "")
-                text, content_type = await asyncio.to_thread(
-                    encode_reports, reports, accept, self._meters
-                )
+                text, content_type = await scrape(self._dispatcher, accept)
         except TimeoutError:
             raise ApiError(
                 ApiCode.UNAVAILABLE,

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
+from blockyard.cluster.books.central_metrics import CENTRAL_METRICS
 from blockyard.cluster.books.group_books import facts_of
 from blockyard.cluster.books.metric_specs import HISTOGRAMS, METRICS
 from blockyard.cluster.books.request_meter import REQUEST_METRICS, RequestMeter
@@ -155,10 +156,11 @@ def test_nothing_is_in_the_global_registry(full: Any) -> None:
 
 def test_the_page_has_every_table() -> None:
     named = re.findall(r"<!-- reference: ([a-z]+-metrics) -->", DOCS.read_text())
-    assert named == ["group-metrics", "rank-metrics", "request-metrics", "shadow-metrics"]
+    kinds = ("group", "rank", "request", "shadow", "central")
+    assert named == [f"{kind}-metrics" for kind in kinds]
     told = "".join(REFERENCES[name]() for name in named)
     rows = re.findall(r"^\| `(blockyard_\w+)` \| ([\w]+) \| ([\w, ]+) \| (.+) \|$", told, re.M)
-    specs: tuple[Any, ...] = (*METRICS, *HISTOGRAMS, *REQUEST_METRICS)
+    specs: tuple[Any, ...] = (*METRICS, *HISTOGRAMS, *REQUEST_METRICS, *CENTRAL_METRICS)
     assert sorted(name for name, *_ in rows) == sorted(spec.name for spec in specs)
     counted = {
         family.name + ("_total" if family.type == "counter" else "")
@@ -168,7 +170,9 @@ def test_the_page_has_every_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "metric", (*METRICS, *HISTOGRAMS, *REQUEST_METRICS), ids=lambda metric: metric.name
+    "metric",
+    (*METRICS, *HISTOGRAMS, *REQUEST_METRICS, *CENTRAL_METRICS),
+    ids=lambda metric: metric.name,
 )
 def test_a_unit_is_what_the_name_says(metric: Any) -> None:
     for ending in ("seconds", "bytes", "tokens", "blocks", "slots", "requests", "steps"):

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from blockyard.cluster.central import BINDING_SECONDS, CentralScheduler
+from blockyard.cluster.central import CentralScheduler
+from blockyard.cluster.member import BINDING_SECONDS
 from blockyard.cluster.messages import (
     AskGroups,
     Bind,

@@ -17,15 +17,21 @@ from blockyard.protos import generation_pb2 as pb
 
 async def test_nobody_is_told_to_let_go_once_all_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
+
+    def member(name: str) -> SimpleNamespace:
+        model = SimpleNamespace(name="small")
+        identity = SimpleNamespace(group_id=name, model=model, resting=False)
+        return SimpleNamespace(identity=identity, draining=False)
+
     central = CentralScheduler()
-    member = SimpleNamespace(identity=SimpleNamespace(model=SimpleNamespace(name="small")))
     monkeypatch.setattr(central.reliever, "relieve", asked.append)
-    monkeypatch.setattr(central, "_members", {"a": member, "b": member})
+    monkeypatch.setattr(central._preempter, "pass_on", asked.append)
+    monkeypatch.setattr(central, "_members", {name: member(name) for name in ("a", "b")})
     central._relieve("small")
-    assert len(asked) == 1
+    assert len(asked) == 2
     monkeypatch.setattr(central, "_draining", True)
     central._relieve("small")
-    assert len(asked) == 1
+    assert len(asked) == 2
 
 
 def test_a_rank_that_has_died_is_found_by_who_signals_it(monkeypatch: pytest.MonkeyPatch) -> None:

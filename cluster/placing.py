@@ -1,0 +1,134 @@
+"""Finds a request a group that takes it: a new one, and one that was served before.
+
+As the central scheduler says; while that is down, silent, or new and without groups, the group with
+the fewest of this ingress's own requests. Where no group can be had it waits for one. Units:
+seconds.
+"""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from blockyard.cluster.binder import CentralBinder, no_group
+from blockyard.cluster.engine_stream import EngineStream
+from blockyard.cluster.group_links import GroupLinks
+from blockyard.cluster.journal import Journal
+from blockyard.cluster.waiting_room import WaitingRoom
+from blockyard.scheduler.block_keys import PromptKeys
+from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
+from blockyard.scheduler.snapshot import RequestSnapshot
+
+__all__ = ["Asked", "Placer"]
+
+_SHUTTING_DOWN = "the server is shutting down; ask another one"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client wants of the groups; `name` is held while it lives."""
+
+    model: str
+    spec: RequestSpec
+    keys: PromptKeys | None
+    name: str
+
+
+class Placer:
+    """One ingress's.
+
+    Attributes:
+        draining: the cluster shuts down: nobody waits for a group any more.
+    """
+
+    def __init__(self, groups: GroupLinks, binder: CentralBinder, room: WaitingRoom) -> None:
+        self._groups = groups
+        self._binder = binder
+        self._room = room
+        self.draining = False
+
+    async def find_place(
+        self,
+        asked: Asked,
+        seconds: float,
+        journal: Journal | None = None,
+        lost: Collection[str] = (),
+        taker: str = "",
+    ) -> tuple[str, EngineStream]:
+        """Have a group take a request; while there is none that can, wait so long for one.
+
+        Args:
+            asked: the request.
+            seconds: to wait.
+            journal: of one that was served before; it goes on from there.
+            lost: groups that are not to be asked at first.
+            taker: the group that is to be asked first.
+
+        Raises:
+            RequestRefused: none has taken it.
+        """
+
+        def snapshot() -> RequestSnapshot | None:
+            return None if journal is None else journal.snapshot(time.monotonic())
+
+        def wanted() -> bool:
+            return not self.draining and (journal is None or bool(journal.choices))
+
+        try:
+            return await self._place(asked, snapshot(), lost, taker)
+        except RequestRefused as refusal:
+            # What was lost may be back by then: its ranks replaced, or the wire made again.
+            return await self._room.retry(
+                asked.model, seconds, refusal, lambda: self._place(asked, snapshot()), wanted
+            )
+
+    async def _place(
+        self,
+        asked: Asked,
+        snapshot: RequestSnapshot | None = None,
+        lost: Collection[str] = (),
+        taker: str = "",
+    ) -> tuple[str, EngineStream]:
+        """Have a group take a request, or go on with it from its snapshot; none of those `lost`."""
+        model, keys = asked.model, asked.keys
+        group_id = taker or await self._bind(asked, snapshot)
+        if group_id is None and self.draining:
+            raise RequestRefused(RefusalCode.UNAVAILABLE, _SHUTTING_DOWN)
+        tried = set(lost)
+        refusal: RequestRefused | None = None
+        while True:
+            if group_id is None or group_id in tried:
+                group_id = self._groups.least_loaded(model, tried)
+            if group_id is None:
+                raise refusal or no_group(model)
+            tried.add(group_id)
+            try:
+                link = await self._groups.link(group_id)
+                hints = keys.of(link.identity.block_size) if keys is not None else ()
+                spec = replace(asked.spec, block_keys=hints)
+                if snapshot is None:
+                    return group_id, await link.submit(spec)
+                return group_id, await link.resume(replace(snapshot, spec=spec))
+            except RequestRefused as refused:
+                # What has begun is not the client's mistake: another pool may be large enough.
+                if snapshot is None and refused.code is not RefusalCode.UNAVAILABLE:
+                    raise
+                refusal = refused
+
+    async def _bind(self, asked: Asked, snapshot: RequestSnapshot | None) -> str | None:
+        """What the central scheduler says, if anything."""
+        spec, keys = asked.spec, asked.keys
+        block_size = self._groups.block_size(asked.model)
+        known, places = len(spec.prompt_token_ids), spec.num_choices
+        if snapshot is not None:
+            known, places = snapshot.known_tokens, len(snapshot.numbers)
+        return await self._binder.bind(
+            asked.model,
+            known,
+            keys.of(block_size) if keys is not None and block_size else (),
+            block_size,
+            asked.name if snapshot is None else "",  # one that is moved holds its name already
+            spec.traceparent,
+            spec.request_id,
+            spec.priority,
+            places,
+        )

@@ -1,0 +1,305 @@
+"""Who in a whole cluster gives way to whom, at what cost, and that no token changes by it."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig
+from blockyard.scheduler.cost_model import CostModel, RateMeter
+from blockyard.scheduler.ledger import BlockCounts, GroupLedger, RequestCounts, SlotCounts
+from blockyard.scheduler.making_way import (
+    MakingWay,
+    choose_way,
+    order_ways_out,
+    take_movers,
+    with_way_made,
+)
+from blockyard.scheduler.placement import Candidate
+from blockyard.scheduler.request import RequestSpec, RequestState
+from blockyard.scheduler.sampling import SamplingParams
+from blockyard.scheduler.scheduler import Scheduler
+from blockyard.scheduler.standing import Standing, Waiting, Yielding, standing_of
+from blockyard.scheduler.way_out import Way, WayOut
+from blockyard.workers.config import WorkerConfig
+from blockyard.workers.fake import WitnessWorker, witness_generate
+
+SIZE = 16
+URGENT = Waiting("urgent", priority=5, tokens=10 * SIZE)
+PREFILL = 1000.0
+"""Tokens a second: a block takes 16 ms."""
+
+
+def group(
+    name: str,
+    *yielding: Yielding,
+    free: int = 0,
+    places: int = 9,
+    waiting: Waiting | None = None,
+    link: float = 0.0,
+    host: int = 100,
+    prefill: float = PREFILL,
+) -> Candidate:
+    """A full group of 100 blocks; `link` is in blocks a second."""
+    standing = Standing(waiting, yielding, places, 0, host, CostModel(1, prefill, link))
+    return Candidate(name, books(free, prefill), standing=standing)
+
+
+def roomy(name: str, free: int = 100, prefill: float = PREFILL) -> Candidate:
+    return Candidate(name, books(free, prefill))
+
+
+def books(free: int, prefill: float) -> GroupLedger:
+    return GroupLedger(
+        blocks=BlockCounts(total=100, free=free, cached=0, active=100 - free, fenced=0),
+        slots=SlotCounts(filled=(100 - free) * SIZE, promised=0, empty_tail=0),
+        requests=RequestCounts(running=3, waiting=0, parked=0),
+        block_size=SIZE,
+        step=1,
+        preemptions=0,
+        stalled_steps=0,
+        prefill_tokens_per_second=prefill,
+    )
+
+
+def one(name: str, blocks: int, priority: int = 0, **more: Any) -> Yielding:
+    return Yielding(name, priority, blocks, blocks * SIZE, **more)
+
+
+def test_the_cheapest_victim_in_the_cluster_gives_way() -> None:
+    slow = group("a", one("x", 10), prefill=PREFILL / 2)
+    dear = group("b", one("y", 6), one("z", 20), free=3, prefill=PREFILL / 4)
+    cheap = group("c", one("w", 10))
+    way = choose_way(URGENT, [slow, dear, cheap])
+    # Ten blocks to compute again, and it stands while the ten of who came are computed.
+    assert way == MakingWay("c", (WayOut("w", Way.RECOMPUTE),), 0, pytest.approx(0.32))
+
+
+def test_the_least_urgent_give_way_before_the_cheapest() -> None:
+    cheap = group("a", one("x", 10, priority=1), link=1e9)
+    dear = group("b", one("y", 90), prefill=1.0)
+    way = choose_way(URGENT, [cheap, dear])
+    assert way is not None and (way.group_id, way.priority) == ("b", 0)
+
+
+def test_where_nobody_need_give_way_is_best_of_all() -> None:
+    behind = Waiting("later", priority=1, tokens=9999)
+    open_to_it = group("b", one("y", 3, priority=1), free=10, waiting=behind)
+    assert choose_way(URGENT, [group("a", one("x", 10)), open_to_it]) == MakingWay("b")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        group("a", one("x", 9)),  # not enough blocks
+        group("a", one("x", 90, priority=5)),  # an equal yields to nobody
+        group("a", one("x", 5), one("y", 90, priority=7)),
+        group("a", one("x", 90), waiting=Waiting("before", priority=5, tokens=1)),
+        group("a", one("x", 90, has_place=False), places=0),  # a place is wanted too
+    ],
+)
+def test_who_cannot_be_helped_waits(other: Candidate) -> None:
+    assert choose_way(URGENT, [other]) is None
+
+
+def test_a_victim_is_swapped_where_the_link_is_faster_than_computing() -> None:
+    def ways(**at: Any) -> list[Way]:
+        way = choose_way(URGENT, [group("a", one("x", 6), one("y", 6), **at)])
+        assert way is not None
+        return [victim.way for victim in way.victims]
+
+    assert ways(link=1000.0) == [Way.SWAP, Way.SWAP]
+    assert ways(link=100.0) == [Way.RECOMPUTE, Way.RECOMPUTE]
+    assert ways(link=1000.0, host=7) == [Way.SWAP, Way.RECOMPUTE]
+    assert ways(link=0.0, prefill=0.0) == [Way.RECOMPUTE, Way.RECOMPUTE], "nothing is measured"
+
+
+def test_a_victim_moves_where_a_group_has_room_and_that_costs_less_than_to_stand() -> None:
+    large = replace(URGENT, tokens=64 * SIZE)  # more than the other group has
+    full = group("a", one("x", 20), one("y", 45), link=10_000.0)
+    taker = roomy("b", free=63)
+    way = choose_way(large, [full, taker])
+    assert way is not None and way.group_id == "a"
+    # x may grow to 40 blocks there, of 43 beyond the spare ones; then there is no room for y.
+    assert way.victims == (WayOut("x", Way.MOVE, "b"), WayOut("y", Way.SWAP))
+    for other in (
+        roomy("b", free=59),  # too little room for what it may grow to
+        roomy("b", free=59, prefill=PREFILL / 100),
+        group("b", free=59),  # it is full itself
+    ):
+        way = choose_way(large, [full, other])
+        assert way is not None and {victim.way for victim in way.victims} == {Way.SWAP}, other
+    bound = group("a", one("x", 20, movable=False), one("y", 45, movable=False))
+    way = choose_way(large, [bound, roomy("b", free=59)])
+    assert way is not None and {victim.way for victim in way.victims} == {Way.RECOMPUTE}
+
+
+def test_it_stays_where_moving_costs_more_than_standing() -> None:
+    large = replace(URGENT, tokens=30 * SIZE)
+    full = group("a", one("x", 30), link=1e9)
+    # To stand is to wait for 30 blocks of prompt; to move, to compute 15 of them half as fast.
+    way = choose_way(large, [full, roomy("b", free=29, prefill=PREFILL / 9)])
+    assert way is not None and way.victims == (WayOut("x", Way.SWAP),)
+
+
+def test_one_that_waits_where_its_engine_can_make_way_is_left_there() -> None:
+    own = group("a", one("x", 10), waiting=URGENT)
+    other = group("b", one("y", 10), link=1e9)
+    assert choose_way(URGENT, [own, other], waits_at="a") is None
+    stuck = group("a", one("x", 90, priority=5), waiting=URGENT)
+    way = choose_way(URGENT, [stuck, other], waits_at="a")
+    assert way is not None and way.group_id == "b"
+    assert choose_way(URGENT, [stuck], waits_at="a") is None
+
+
+def test_the_next_in_a_burst_finds_what_the_first_has_left() -> None:
+    full = group("a", one("x", 10), one("y", 10), places=1)
+    way = choose_way(URGENT, [full])
+    assert way is not None and [victim.request_id for victim in way.victims] == ["x"]
+    full = with_way_made(full, URGENT, way)
+    assert full.free_blocks == 0 and full.standing is not None
+    assert full.standing.places_left == 1
+    way = choose_way(URGENT, [full])
+    assert way is not None and [victim.request_id for victim in way.victims] == ["y"]
+    assert choose_way(URGENT, [with_way_made(full, URGENT, way)]) is None
+
+
+VOCAB = 97
+
+
+@dataclass
+class Group:
+    """A real scheduler over a witness."""
+
+    name: str
+    num_blocks: int = 24
+    prefill_rate: float = PREFILL
+    link_rate: float = 0.0
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    specs: dict[str, RequestSpec] = field(default_factory=dict)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        limits = SchedulerConfig(256, 4, 8, 32, 64, PreemptionPolicy.AUTO)
+        rates = RateMeter(1, self.prefill_rate, self.link_rate)
+        self.scheduler = Scheduler(limits, self.num_blocks, 16, rates)
+        self.worker = WitnessWorker(WorkerConfig("", 256, block_size=4), VOCAB)
+        self.worker.allocate(self.num_blocks, 16)
+
+    def submit(self, name: str, prompt: int, max_tokens: int, priority: int = 0) -> None:
+        sampling = SamplingParams(max_tokens)
+        start = sum(name.encode())
+        tokens = tuple((start + place) % VOCAB for place in range(prompt))
+        spec = RequestSpec(name, tokens, sampling, priority)
+        self.scheduler.submit(spec, self.now)
+        self.specs[name], self.tokens[name] = spec, []
+
+    def step(self) -> None:
+        self.now += 1.0
+        plan = self.scheduler.plan(self.now)
+        if plan is not None:
+            result = replace(self.worker.execute(plan), compute_seconds=0.0, copy_seconds=0.0)
+            for update in self.scheduler.commit(result, self.now):
+                self.tokens[update.request_id].extend(update.token_ids)
+            self.scheduler.acknowledge(plan.step)
+        self.scheduler.check()
+
+    def candidate(self) -> Candidate:
+        return Candidate(self.name, self.scheduler.ledger(), standing=standing_of(self.scheduler))
+
+    def state(self, name: str) -> RequestState:
+        (member,) = self.scheduler._roster.members(name)
+        return member.state
+
+    def hand_movers_to(self, taker: "Group") -> list[str]:
+        moved = []
+        for mover in take_movers(self.scheduler):
+            assert mover.taker == taker.name
+            snapshot = self.scheduler.snapshot(mover.request_id, self.now)
+            assert snapshot is not None and self.scheduler.abort(mover.request_id)
+            taker.scheduler.resume(snapshot, taker.now)
+            taker.specs[mover.request_id] = self.specs.pop(mover.request_id)
+            taker.tokens[mover.request_id] = self.tokens.pop(mover.request_id)
+            moved.append(mover.request_id)
+        return moved
+
+    def finish(self) -> None:
+        for _ in range(2000):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        for name, spec in self.specs.items():
+            limit = spec.sampling.max_tokens or 0
+            assert self.tokens[name] == witness_generate(spec.prompt_token_ids, limit, VOCAB), name
+
+
+def test_in_real_schedulers_the_victim_goes_as_was_decided_and_no_token_changes() -> None:
+    full, taker = Group("full", num_blocks=52), Group("taker", num_blocks=40)
+    for number in range(6):
+        full.submit(f"r{number}", 20, 40)
+    taker.submit("other", 40, 30)
+    for _ in range(14):
+        full.step()
+        taker.step()
+    needy = Waiting("urgent", 3, 116)
+    way = choose_way(needy, [full.candidate(), taker.candidate()])
+    assert way is not None and way.group_id == "full"
+    moves, *stay = way.victims
+    assert (moves.request_id, moves.way) == ("r5", Way.MOVE)
+    assert stay and {each.way for each in stay} == {Way.RECOMPUTE}, "there is no more room"
+    assert order_ways_out(full.scheduler, "urgent", way.victims) == 1 + len(stay)
+    full.step()
+    assert full.scheduler.ledger().preemptions == 0, "nobody has come"
+    full.submit("urgent", 116, 8, priority=3)
+    while not full.tokens["urgent"]:
+        full.step()
+    assert full.hand_movers_to(taker) == ["r5"]
+    counts = full.scheduler.ledger().preempted
+    told = counts.moved, counts.recomputed, counts.ordered
+    assert told == (1, len(stay), 1 + len(stay))
+    full.finish()
+    taker.finish()
+    assert set(taker.specs) == {"other", "r5"}
+
+
+def test_what_was_decided_for_one_does_not_hold_for_another() -> None:
+    full = Group("full", link_rate=1e6)
+    full.submit("old", 20, 40)
+    full.submit("young", 20, 40)
+    for _ in range(12):
+        full.step()
+    order_ways_out(full.scheduler, "urgent", (WayOut("young", Way.MOVE, "b"),))
+    full.submit("hurry", 40, 8, priority=3)
+    full.finish()
+    counts = full.scheduler.ledger().preempted
+    assert counts.swapped and not (counts.moved or counts.ordered)
+    assert take_movers(full.scheduler) == ()
+
+
+def test_one_that_is_swapped_by_order_is_swapped_though_that_is_dearer() -> None:
+    full = Group("full", link_rate=0.001)
+    full.submit("old", 20, 40)
+    full.submit("young", 20, 40)
+    for _ in range(12):
+        full.step()
+    order_ways_out(full.scheduler, "hurry", (WayOut("young", Way.SWAP),))
+    full.submit("hurry", 40, 8, priority=3)
+    full.finish()
+    counts = full.scheduler.ledger().preempted
+    assert counts.ordered and counts.blocks_out > 0
+
+
+def test_a_group_that_has_room_tells_nothing_and_one_that_is_full_tells_who_would_yield() -> None:
+    full = Group("full")
+    assert standing_of(full.scheduler) is None
+    full.submit("old", 20, 40)
+    full.submit("young", 20, 40)
+    full.submit("third", 60, 9)
+    for _ in range(6):
+        full.step()
+    standing = standing_of(full.scheduler)
+    assert standing is not None and standing.waiting is not None
+    assert (standing.waiting.request_id, standing.waiting.tokens) == ("third", 60)
+    assert [each.request_id for each in standing.yielding] == ["young", "old"]
+    assert all(each.blocks and each.movable and each.has_place for each in standing.yielding)
+    full.finish()
