@@ -56,7 +56,8 @@ class Parking:
             self._movers.append(request)
             self.add_holder(request)
             return
-        if self._policy is PreemptionPolicy.RECOMPUTE:
+        if self._policy is PreemptionPolicy.RECOMPUTE or request.held:
+            # Who is held comes back nobody knows when: others must not wait for its blocks.
             self._drop(request, 0)
             saved = False
         elif self._policy is PreemptionPolicy.SWAP:

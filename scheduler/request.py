@@ -157,6 +157,8 @@ class Request(Paced):
     """Choices that begin with its tokens when it samples next; each has a place kept for it."""
     forgone: bool = False
     """Its own answer is not wanted any more; it goes on only until those have begun."""
+    held: bool = False
+    """It searches, has sampled, and waits for the others of its search."""
     branched: bool = False
     """It began with blocks of another choice, without a step that told the workers."""
     tokens: list[int] = field(default_factory=list)
@@ -217,8 +219,10 @@ class Request(Paced):
         return self.urgency < other.urgency
 
     def sampling_of(self, choice: int) -> SamplingParams:
-        """The spec's parameters for one of its choices."""
+        """The spec's parameters for one of its choices; those of a search are all alike."""
         sampling = self.spec.sampling
+        if sampling.searches:
+            return sampling
         # The spec's own index is where the choices of this request begin.
         return replace(sampling, choice=sampling.choice + choice) if choice else sampling
 
