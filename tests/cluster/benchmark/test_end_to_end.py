@@ -214,7 +214,7 @@ def test_a_lost_group_ends_the_measurement(llama: Path, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise AttributeError("a fault in the step loop")
 
-    monkeypatch.setattr(Scheduler, "plan", fail)
+    monkeypatch.setattr(Scheduler, "commit", fail)
 
     async def measured() -> None:
         async with local_server(describe_model(llama, "llama")) as server:
