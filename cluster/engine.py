@@ -3,8 +3,8 @@
 As many steps are under way as the scheduler allows: with two, the next one is planned and sent
 while the one before it runs, and neither planning nor the way to the workers costs any time.
 
-Knows no Ray, no gRPC and no sockets. Runs in one event loop; every call on the scheduler happens
-there, so between two awaits the books are consistent.
+Knows no Ray, no gRPC and no sockets. All calls on the scheduler happen in one event loop, so
+between two awaits the books are consistent.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from blockyard.cluster.adapters.engine_adapters import EngineAdapters
 from blockyard.cluster.books.engine_listener import EngineListener
 from blockyard.cluster.books.shadow_feed import ShadowFeed
 from blockyard.cluster.books.step_log import StepLog
 from blockyard.cluster.books.step_meter import StepMeter
-from blockyard.cluster.books.yard_look import look_at_yard
 from blockyard.cluster.group import Group, GroupLost
 from blockyard.cluster.steps_under_way import StepsUnderWay
 from blockyard.cluster.succession import Succession
@@ -29,7 +29,6 @@ from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
 from blockyard.scheduler.restart import restarted
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.scheduler.snapshot import RequestSnapshot
-from blockyard.scheduler.yard_map import YardMap
 
 __all__ = ["Engine"]
 
@@ -39,10 +38,9 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Drives one group.
 
-    `deliver` gets the updates of each step. `on_lost` is called once, when no step can be run any
-    more: then no request that is live will get another update. `repair`, if given, is tried before:
-    it answers a group formed anew, with empty pools of the same size, or raises. `on_change` is
-    called whenever the books have changed.
+    `deliver` gets the updates of each step. `on_lost` is called once, when no step is run any more:
+    no live request gets another update then. `repair`, if given, is tried before: it answers a
+    group with empty pools of the same size, or raises. `on_change`: the books have changed.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class Engine:
     ) -> None:
         self._scheduler = scheduler
         self._group = group
-        self._deliver = deliver
+        self.deliver = deliver
         self._on_lost = on_lost
         self._on_change = on_change
         self.succession = Succession(repair, self._note_change)
@@ -69,6 +67,7 @@ class Engine:
             clock,
         )
         self._listeners: list[EngineListener] = [self.shadow]
+        self.adapters = EngineAdapters(self)
         self.step_meter = StepMeter()
         self.step_log = StepLog(clock)
         self._under_way = StepsUnderWay()
@@ -99,7 +98,7 @@ class Engine:
         Raises:
             RequestRefused: it can never fit, too many wait, or the engine drains or is lost.
         """
-        self._before_request()
+        self._before_request(spec, begun=False)
         max_tokens = self._scheduler.submit(spec, self._clock())
         for listener in self._listeners:
             listener.submitted(spec)
@@ -113,12 +112,17 @@ class Engine:
         Raises:
             RequestRefused: it can never be finished here, or the engine drains or is lost.
         """
-        self._before_request()
+        self._before_request(snapshot.spec, begun=True)
         self._scheduler.resume(snapshot, self._clock())
         for listener in self._listeners:
             listener.resumed(snapshot)
         self._idle.clear()
         self._note_change()
+
+    @property
+    def num_under_way(self) -> int:
+        """Steps that the group was sent and that have not ended."""
+        return len(self._under_way)
 
     def serves(self, request_id: str) -> bool:
         """Whether any choice of a request has not ended."""
@@ -150,10 +154,6 @@ class Engine:
         """The books as they stand."""
         return self._scheduler.ledger()
 
-    async def draw_yard(self, max_cells: int) -> YardMap:
-        """A picture of the pool in at most so many cells; a large one takes several steps."""
-        return await look_at_yard(self._scheduler, max_cells)
-
     def take_prefix_events(self) -> PrefixEvents:
         """What came into the prefix index and what left it since the last call."""
         events = self._scheduler.take_prefix_events()
@@ -176,9 +176,8 @@ class Engine:
     async def run(self) -> None:
         """Step while there is work, sleep while there is none; returns when the group is lost."""
         try:
-            reason = await self._run_until_lost()
-            while await self._repaired(reason):
-                reason = await self._run_until_lost()
+            while await self._repaired(reason := await self._run_until_lost()):
+                pass
             self._lose(reason)
         except Exception as error:
             # The books can no longer be trusted, so nothing more is stepped.
@@ -245,7 +244,7 @@ class Engine:
         """Plan one more step and send it on its way; False when there is nothing to compute."""
         now = self._clock()
         if dropped := self._scheduler.expire(now):
-            self._deliver(dropped)
+            self.deliver(dropped)
             for update in dropped:
                 for listener in self._listeners:
                     listener.aborted(update.request_id, None)
@@ -263,18 +262,19 @@ class Engine:
         arrived = self._last_progress = self._clock()
         updates = self._scheduler.commit(result, arrived)
         self.succession.step_ended()
-        self._deliver(updates)
+        self.deliver(updates)
         for listener in self._listeners:
             listener.stepped(updates)
         self.step_meter.ended(result, arrived, self._clock())
         self.step_log.ended(more=self._scheduler.has_work)
         self._note_change()
 
-    def _before_request(self) -> None:
+    def _before_request(self, spec: RequestSpec, begun: bool) -> None:
         if self._lost is not None:
             raise RequestRefused(
                 RefusalCode.UNAVAILABLE, "the workers of this group were lost; try again shortly"
             )
+        self.adapters.check(spec.extras, begun)
         if not self._scheduler.has_work:
             self._last_progress = self._clock()
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from blockyard.cluster.books.group_books import GroupBooks
+from blockyard.cluster.books.yard_look import look_at_yard
 from blockyard.cluster.engine import Engine
 from blockyard.cluster.messages import AskLedger, AskYard, LedgerAnswer, YardAnswer
 from blockyard.cluster.wire import Connection
@@ -85,7 +86,7 @@ class EngineBooks:
 
     async def _draw(self, connection: Connection[Any], question: AskYard) -> None:
         try:
-            yard = await self._engine.draw_yard(question.max_cells)
+            yard = await look_at_yard(self._engine._scheduler, question.max_cells)
         except Exception:
             # Who asks learns it from the silence; who serves must not learn it at all.
             logger.exception("the yard could not be drawn")

@@ -4,6 +4,8 @@ Does not know what a rank's process is started by. Units: blocks.
 """
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,9 +13,12 @@ from typing import Any
 from blockyard.cluster.rank import RankDied, RankHandle
 from blockyard.cluster.resting import Weights
 from blockyard.cluster.worker_group import WorkerGroup
+from blockyard.workers.adapter_description import AdapterDescription, AdapterRefused
 from blockyard.workers.config import WorkerConfig, WorkerKind, WorkerProfile
 
 __all__ = ["GroupRanks"]
+
+logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 8.0
 """A rank that does not answer for so long is taken for dead."""
@@ -48,6 +53,10 @@ class GroupRanks:
         self._note = note
         self._generation = 0
         self._weight_version = weight_version
+        self._adapters: dict[str, AdapterDescription] = {}
+        self._changing = asyncio.Lock()
+        self.note_lost: Callable[[str], None] = lambda adapter_id: None
+        """Called with the id of an adapter that could not be loaded again."""
         self.profiles: list[WorkerProfile] = []
         self.num_blocks = 0
         self.num_host_blocks = 0
@@ -79,6 +88,10 @@ class GroupRanks:
             RankDied: another one died meanwhile.
             RuntimeError: a new rank has less room than the old one had.
         """
+        async with self._changing:
+            return await self._reform(replacement)
+
+    async def _reform(self, replacement: Callable[[int], Awaitable[RankHandle]]) -> WorkerGroup:
         dead = await self._dead("give_up")
         for rank in dead:
             self._handles[rank] = await replacement(rank)
@@ -93,7 +106,50 @@ class GroupRanks:
                 )
             self.profiles[rank] = profile
         await self._all("allocate", self.num_blocks, self.num_host_blocks)
+        await self._load_adapters_again([self._handles[rank] for rank in dead])
         return await self._connect()
+
+    async def load_adapter(self, adapter: AdapterDescription) -> None:
+        """Load an adapter on every rank, beside the steps that run.
+
+        Raises:
+            AdapterRefused: it cannot be served; no rank has it.
+        """
+        async with self._changing:
+            await self._load_adapter(adapter, self._handles)
+            self._adapters[adapter.adapter_id] = adapter
+
+    async def drop_adapter(self, adapter_id: str) -> None:
+        """Have every rank forget an adapter that no step uses any more."""
+        async with self._changing:
+            self._adapters.pop(adapter_id, None)
+            with contextlib.suppress(RankDied):  # who takes its place never hears of it
+                await self._all("drop_adapter", adapter_id)
+
+    async def _load_adapter(
+        self, adapter: AdapterDescription, handles: Sequence[RankHandle]
+    ) -> None:
+        loading = [handle.call("load_adapter", adapter) for handle in handles]
+        answers = await asyncio.gather(*loading, return_exceptions=True)
+        refusals = [str(answer) for answer in answers if answer]
+        if not refusals:
+            return
+        for handle, answer in zip(handles, answers, strict=True):
+            if not answer:
+                with contextlib.suppress(RankDied):
+                    await handle.call("drop_adapter", adapter.adapter_id)
+        raise AdapterRefused(refusals[0])
+
+    async def _load_adapters_again(self, handles: Sequence[RankHandle]) -> None:
+        """Have ranks that were just loaded load what the others have; who has it not, none has."""
+        for adapter_id, adapter in list(self._adapters.items()):
+            try:
+                await self._load_adapter(adapter, handles)
+            except AdapterRefused as refusal:
+                logger.warning("%s cannot be loaded again: %s", adapter_id, refusal)
+                del self._adapters[adapter_id]
+                await self._all("drop_adapter", adapter_id)
+                self.note_lost(adapter_id)
 
     async def rest(self) -> None:
         """Free the weights and the pools of every rank, whose connections are closed."""
@@ -113,6 +169,14 @@ class GroupRanks:
         Raises:
             Exception: whatever loading raises; no rank is loading any more.
         """
+        async with self._changing:
+            return await self._wake(weights, replacement)
+
+    async def _wake(
+        self,
+        weights: Weights,
+        replacement: Callable[[int], Awaitable[RankHandle]] | None,
+    ) -> WorkerGroup:
         if replacement is not None:
             for rank in await self._dead("process_id"):
                 self._handles[rank] = await replacement(rank)
@@ -131,6 +195,7 @@ class GroupRanks:
             if isinstance(loaded, BaseException):
                 raise loaded
         await self._all("allocate", self.num_blocks, self.num_host_blocks)
+        await self._load_adapters_again(self._handles)
         return await self._connect()
 
     async def _dead(self, method: str) -> list[int]:

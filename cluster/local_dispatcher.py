@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 from blockyard.cluster.books.group_books import GroupBooks
+from blockyard.cluster.books.yard_look import look_at_yard
 from blockyard.cluster.dispatch import GroupReport, GroupYard, TokenStream
 from blockyard.cluster.engine import Engine
 from blockyard.cluster.engine_stream import EngineStream, first_words_first
@@ -19,6 +20,7 @@ from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec, RequestUpdate
 from blockyard.scheduler.scheduler import Scheduler
+from blockyard.workers.adapter_description import AdapterDescription, AdapterRefused
 from blockyard.workers.config import Executor
 from blockyard.workers.description import ModelDescription
 
@@ -37,6 +39,7 @@ class LocalDispatcher:
         self._group = group
         self._streams: dict[str, EngineStream] = {}
         self.engine = Engine(scheduler, group, self._deliver, self._lose)
+        self.engine.adapters.host = group
         self._desk = RequestDesk(self.engine, self._deliver)
         self._loop_task = asyncio.create_task(self.engine.run(), name="engine-loop")
 
@@ -69,18 +72,23 @@ class LocalDispatcher:
         """
         from blockyard.workers.given_back import give_back_memory  # imports torch
 
+        adapters = self._group.adapters
+
         async def free() -> None:
             await self._group.close()
             await asyncio.to_thread(give_back_memory)
 
         async def load(weights: Weights) -> LocalGroup:
             executor = await asyncio.to_thread(make_executor, weights.directory)
-            self._group = LocalGroup(executor, weights.version)
+            self._group = LocalGroup(executor, weights.version, adapters)
             try:
                 await self._group.load()
             except BaseException:
                 await free()
                 raise
+            self.engine.adapters.host = self._group
+            for adapter_id in self._group.lost_adapters:
+                self.engine.adapters.lost(adapter_id)
             return self._group
 
         return Rest(self.engine.succession, free, load, Weights(self._model.directory))
@@ -88,6 +96,25 @@ class LocalDispatcher:
     def models(self) -> tuple[ModelDescription, ...]:
         """The one model."""
         return (self._model,)
+
+    def adapters(self, model: str) -> tuple[AdapterDescription, ...]:
+        """Adapters that requests may ask for."""
+        return self.engine.adapters.served
+
+    async def load_adapter(self, model: str, adapter: AdapterDescription) -> None:
+        """Serve an adapter; see `AdapterDirectory`.
+
+        Raises:
+            RequestRefused: it cannot be served.
+        """
+        try:
+            await self.engine.adapters.load(adapter)
+        except AdapterRefused as refusal:
+            raise RequestRefused(RefusalCode.INVALID, str(refusal), "adapter") from None
+
+    async def unload_adapter(self, model: str, name: str) -> None:
+        """Take no more requests for an adapter; those that run with it finish first."""
+        self.engine.adapters.withdraw(name)
 
     async def submit(self, model: str, spec: RequestSpec) -> TokenStream:
         """Hand a request to the engine.
@@ -116,7 +143,7 @@ class LocalDispatcher:
         """The books with the contiguous shadow, and a picture of the pool."""
         books = GroupBooks(self.engine.ledger(), self.engine.shadow.reports())
         report = GroupReport("local", self._model.name, self._device, "", books)
-        return (GroupYard(report, await self.engine.draw_yard(max_cells)),)
+        return (GroupYard(report, await look_at_yard(self.engine._scheduler, max_cells)),)
 
     async def requests(
         self, tenant: str, name: str, call_off: bool = False
@@ -130,6 +157,7 @@ class LocalDispatcher:
 
     async def close(self) -> None:
         """Stop stepping, whatever is still live."""
+        self.engine.adapters.close()
         self._loop_task.cancel()
         await asyncio.gather(self._loop_task, return_exceptions=True)
         await self._group.close()

@@ -4,21 +4,34 @@ The executor runs in a thread of its own, so that the event loop stays free duri
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from blockyard.cluster.group import GroupLost
 from blockyard.scheduler.plan import StepPlan, StepResult
+from blockyard.workers.adapter_description import AdapterDescription, AdapterRefused
 from blockyard.workers.config import Executor, WorkerProfile
 
 __all__ = ["LocalGroup"]
+
+logger = logging.getLogger(__name__)
 
 
 class LocalGroup:
     """A group of one rank, loaded already or by `load`."""
 
-    def __init__(self, executor: Executor, weight_version: str = "") -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        weight_version: str = "",
+        adapters: dict[str, AdapterDescription] | None = None,
+    ) -> None:
+        """`adapters`, by id, are loaded with the model, and kept up to date."""
         self.weight_version = weight_version
+        self.adapters = adapters if adapters is not None else {}
+        self.lost_adapters: list[str] = []
+        """Ids of those that could not be loaded with the model."""
         self._executor: Executor | None = executor
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blockyard-rank")
         self._acknowledged = 0
@@ -32,6 +45,13 @@ class LocalGroup:
         await loop.run_in_executor(
             self._thread, executor.allocate, profile.max_blocks, profile.max_host_blocks
         )
+        for adapter_id, adapter in list(self.adapters.items()):
+            try:
+                await self.load_adapter(adapter)
+            except AdapterRefused as refusal:
+                logger.warning("%s cannot be loaded again: %s", adapter_id, refusal)
+                del self.adapters[adapter_id]
+                self.lost_adapters.append(adapter_id)
         return profile
 
     @property
@@ -65,6 +85,20 @@ class LocalGroup:
         self._acknowledged = result.step
         self._callback()
         return result
+
+    async def load_adapter(self, adapter: AdapterDescription) -> None:
+        """Load an adapter beside the steps that run.
+
+        Raises:
+            AdapterRefused: it cannot be served.
+        """
+        await asyncio.to_thread(self._loaded().load_adapter, adapter)
+        self.adapters[adapter.adapter_id] = adapter
+
+    async def drop_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter that no step uses any more."""
+        self.adapters.pop(adapter_id, None)
+        self._loaded().drop_adapter(adapter_id)
 
     async def close(self) -> None:
         """End the thread after the step in flight, and let the executor go."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from blockyard.cluster.wire import Endpoint
 from blockyard.cluster.worker_host import WorkerHost
+from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.config import AllocatorMemory, Formation, WorkerConfig, WorkerProfile
 
 if TYPE_CHECKING:
@@ -81,6 +82,14 @@ class Rank:
     def listen(self) -> Endpoint:
         """Wait for the engine; returns where."""
         return self._loaded().listen(self._address)
+
+    def load_adapter(self, adapter: AdapterDescription) -> str:
+        """Have an adapter ready, beside the steps that run; why it cannot be, or nothing."""
+        return self._loaded().load_adapter(adapter)
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter that no step uses any more."""
+        self._loaded().drop_adapter(adapter_id)
 
     def allocator_memory(self) -> AllocatorMemory | None:
         """What the device's allocator holds now; None on a CPU, and before the model is loaded."""

@@ -21,6 +21,7 @@ from blockyard.cluster.messages import (
     WorkerFailed,
 )
 from blockyard.cluster.wire import MAX_FRAME_BYTES, Codec, Endpoint, WireError, tune
+from blockyard.workers.adapter_description import AdapterDescription, AdapterRefused
 from blockyard.workers.config import Executor, WorkerProfile
 
 __all__ = ["WorkerHost"]
@@ -56,6 +57,21 @@ class WorkerHost:
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Make the pools."""
         self._in_thread(lambda: self._loaded().allocate(num_blocks, num_host_blocks))
+
+    def load_adapter(self, adapter: AdapterDescription) -> str:
+        """Have an adapter ready; why it cannot be, or nothing.
+
+        Not in the one thread, which runs steps: those go on meanwhile.
+        """
+        try:
+            self._loaded().load_adapter(adapter)
+        except AdapterRefused as refusal:
+            return str(refusal)
+        return ""
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter that no step uses any more."""
+        self._loaded().drop_adapter(adapter_id)
 
     def listen(self, host: str) -> Endpoint:
         """Wait for the engine and serve it to the end; the kernel picks the port."""

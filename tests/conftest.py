@@ -1,12 +1,16 @@
-"""What tests of several folders share: a collector of spans."""
+"""What tests of several folders share: a collector of spans, adapters on disk."""
 
 import contextlib
+import copy
 import gzip
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -67,3 +71,56 @@ def collecting() -> Iterator[SpanCollector]:
 def span_collector() -> Callable[[], AbstractContextManager[SpanCollector]]:
     """Starts a collector of spans, for the length of a context."""
     return collecting
+
+
+MakeAdapter = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def make_adapter() -> MakeAdapter:
+    """Writes an adapter as PEFT saves it, and answers the model with it merged into its weights.
+
+    `alter` may change the tensors before they are written; `config` adds to the configuration.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    def make(
+        folder: Path,
+        model: Any,
+        seed: int,
+        rank: int = 4,
+        alpha: float = 8.0,
+        targets: tuple[str, ...] = (),
+        config: dict[str, Any] | None = None,
+        alter: Callable[[dict[str, Any]], None] = lambda tensors: None,
+    ) -> Any:
+        draw = torch.Generator().manual_seed(seed)
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none"}
+        settings |= config or {}
+        scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
+        merged, tensors = copy.deepcopy(model), {}
+        for name, module in model.named_modules():
+            kind = type(module).__name__
+            if (".layers." not in name and ".h." not in name) or kind not in ("Linear", "Conv1D"):
+                continue
+            if targets and name.rpartition(".")[2] not in targets:
+                continue
+            outputs, inputs = module.weight.shape if kind == "Linear" else module.weight.T.shape
+            down = torch.randn(rank, inputs, generator=draw) * 0.2
+            up = torch.randn(outputs, rank, generator=draw) * 0.2
+            tensors[f"base_model.model.{name}.lora_A.weight"] = down
+            tensors[f"base_model.model.{name}.lora_B.weight"] = up
+            delta = scale * (up @ down)
+            weight = merged.get_submodule(name).weight
+            weight.data += delta if kind == "Linear" else delta.T
+        alter(tensors)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {name: t.contiguous() for name, t in tensors.items()},
+            folder / "adapter_model.safetensors",
+        )
+        (folder / "adapter_config.json").write_text(json.dumps(settings))
+        return merged
+
+    return make

@@ -59,7 +59,7 @@ class Answer:
     def take(self, update: RequestUpdate) -> pb.GenerateChunk:
         """The chunk that an update gives; the last one when it or a stop string ends the answer."""
         chunk = pb.GenerateChunk(
-            request_id=self._options.request_id, model=self._options.model, choice=self._choice
+            request_id=self._options.request_id, model=self._options.told_model, choice=self._choice
         )
         self._cached_tokens = max(self._cached_tokens, update.cached_tokens)
         self._prompt_logprobs.extend(update.prompt_logprobs)

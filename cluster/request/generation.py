@@ -20,16 +20,15 @@ from blockyard.cluster.request.beam_fields import searches
 from blockyard.cluster.request.best_of import best_answers
 from blockyard.cluster.request.caller import ANYBODY, Caller
 from blockyard.cluster.request.choices import answer_chunks
-from blockyard.cluster.request.limits import MAX_MODEL_NAME_CHARACTERS
 from blockyard.cluster.request.logprob_messages import TokenSpeller
 from blockyard.cluster.request.observer import ObservedRequest, RequestObserver
 from blockyard.cluster.request.sampling_fields import num_wanted
+from blockyard.cluster.request.served_model import find_model, find_served
 from blockyard.cluster.request.validation import PreparedRequest, client_fields, prepare_request
 from blockyard.cluster.request.whole_answer import WholeAnswer
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.request import RequestRefused, RequestSpec
-from blockyard.workers.description import ModelDescription
 
 __all__ = ["GenerationService", "find_model", "unexpected_error"]
 
@@ -120,7 +119,8 @@ class GenerationService:
             raise unexpected_error(error, "a generation request") from error
 
     async def _prepare(self, request: pb.GenerateRequest) -> PreparedRequest:
-        model = find_model(self._dispatcher, request.model, "model")
+        served = find_served(self._dispatcher, request.model, "model")
+        model = served.model
         tokenizer = self._tokenizers.get(model.name)
         if tokenizer is None:
             raise ApiError(
@@ -129,7 +129,13 @@ class GenerationService:
                 f"{model.name!r} is still being loaded; try again soon",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
-        return await prepare_request(request, model, tokenizer)
+        prepared = await prepare_request(request, model, tokenizer)
+        if served.adapter is None:
+            return prepared
+        return PreparedRequest(
+            replace(prepared.spec, extras=served.extras),
+            replace(prepared.options, adapter=served.name),
+        )
 
     def _of_caller(self, spec: RequestSpec, caller: Caller, arrived_at: float) -> RequestSpec:
         """The request with what the transport knows; `spec` names the client's part of a tenant."""
@@ -155,30 +161,6 @@ class GenerationService:
             )
             for choice in range(prepared.spec.num_choices)
         ]
-
-
-def find_model(dispatcher: Dispatcher, name: str, field: str) -> ModelDescription:
-    """The model of that name; the default one for an empty name.
-
-    Raises:
-        ApiError: NOT_FOUND naming `field`; UNAVAILABLE while no model is served.
-    """
-    models = dispatcher.models()
-    if not models:
-        raise ApiError(
-            ApiCode.UNAVAILABLE,
-            field,
-            "no model is loaded yet; try again soon",
-            retry_after_seconds=RETRY_AFTER_SECONDS,
-        )
-    if not name:
-        return models[0]
-    for model in models:
-        if model.name == name:
-            return model
-    shown = name if len(name) <= MAX_MODEL_NAME_CHARACTERS else name[:40] + "..."
-    served = ", ".join(model.name for model in models)
-    raise ApiError(ApiCode.NOT_FOUND, field, f"{shown!r} is not served here; served: {served}")
 
 
 def unexpected_error(error: BaseException, doing: str) -> ApiError:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError
-from blockyard.cluster.request.generation import find_model
 from blockyard.cluster.request.limits import check_known_fields, check_text_size, invalid
+from blockyard.cluster.request.served_model import find_served
 from blockyard.cluster.request.validation import prompt_tokens
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
@@ -60,7 +60,7 @@ class TokenService:
         return pb.DetokenizeResponse(model=model.name, text=text)
 
     def _find(self, name: str) -> tuple[ModelDescription, ModelTokenizer]:
-        model = find_model(self._dispatcher, name, "model")
+        model = find_served(self._dispatcher, name, "model").model
         tokenizer = self._tokenizers.get(model.name)
         if tokenizer is None:
             raise ApiError(

@@ -50,6 +50,7 @@ class GenerationOptions:
     Attributes:
         request_id: the client's name for it, else the server's; echoed in answers.
         model: the model's name.
+        adapter: name of the adapter that was asked for in its place, if any.
         stops: texts that end the answer.
         include_stop: whether what ended the answer stays in its text.
         stop_token_ids: stop tokens that the client named.
@@ -67,6 +68,12 @@ class GenerationOptions:
     tell_prompt: bool = False
     score_prompt: bool = False
     speech: SpeechPlan = field(default_factory=SpeechPlan)
+    adapter: str = ""
+
+    @property
+    def told_model(self) -> str:
+        """What the client asked for: the adapter, or the model."""
+        return self.adapter or self.model
 
 
 @dataclass(frozen=True, slots=True)
