@@ -17,6 +17,7 @@ from blockyard.cluster.central import CentralScheduler
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.logs import LogConfig, start_logging
 from blockyard.cluster.rank import Rank, RankDied
+from blockyard.cluster.states.model_state import ModelState
 from blockyard.cluster.tracing import make_tracer
 from blockyard.cluster.wire import Endpoint
 from blockyard.scheduler.group_load import GroupLoad
@@ -121,6 +122,10 @@ class CentralActor:
     async def load(self, model: str, places: int) -> tuple[tuple[GroupLoad, ...], int]:
         """See `CentralScheduler.load`."""
         return self._central.load(model, places)
+
+    async def model_state(self, model: str) -> ModelState | None:
+        """What the groups of a model are to be; None: that is not known."""
+        return self._central.states.wanted(model)
 
     async def note_stage(self, stage: str) -> None:
         """A group says how far its start has come."""

@@ -27,6 +27,7 @@ from blockyard.cluster.messages import (
     Unbound,
 )
 from blockyard.cluster.standing_link import stay_linked
+from blockyard.cluster.states.model_state import Order, Ordered
 from blockyard.cluster.waiting_room import Unplaced
 from blockyard.cluster.wire import Codec, Connection, Endpoint
 from blockyard.scheduler.request import RefusalCode, RequestRefused
@@ -71,6 +72,7 @@ class CentralBinder:
         self._central: Connection[ToIngress] | None = None
         self._bindings: dict[int, asyncio.Future[str]] = {}
         self._books: dict[int, asyncio.Future[CentralBooks]] = {}
+        self._orders: dict[int, asyncio.Future[Ordered]] = {}
         self._tickets = count(1)
         self._names: set[str] = set()
         self._unplaced: dict[str, int] = {}
@@ -165,6 +167,24 @@ class CentralBinder:
         finally:
             del self._books[ticket]
 
+    async def order(self, model: str, asleep: bool, directory: str | None = None) -> Ordered | None:
+        """Have a model's groups become something; see `Order`. It takes as long as it takes.
+
+        None when the central scheduler is not there, or goes away before it has answered.
+        """
+        central = self._central
+        if central is None:
+            return None
+        ticket = next(self._tickets)
+        answer: asyncio.Future[Ordered] = asyncio.get_running_loop().create_future()
+        self._orders[ticket] = answer
+        central.post(Order(ticket, model, asleep, directory))
+        try:
+            await asyncio.wait([answer])
+            return None if answer.cancelled() else answer.result()
+        finally:
+            del self._orders[ticket]
+
     async def _use(self, connection: Connection[ToIngress]) -> None:
         self._central = connection
         connection.post(AskGroups(tuple(self._names)))
@@ -175,13 +195,18 @@ class CentralBinder:
                 self._take(message)
         finally:
             self._central = None
-            for answer in (*self._bindings.values(), *self._books.values()):
+            asked = (self._bindings, self._books, self._orders)
+            for answer in (answer for answers in asked for answer in answers.values()):
                 answer.cancel()
 
     def _take(self, message: ToIngress) -> None:
         match message:
             case Groups():
                 self._take_groups(message)
+            case Ordered(ticket):
+                ordered = self._orders.get(ticket)
+                if ordered is not None and not ordered.done():
+                    ordered.set_result(message)
             case CentralBooksAnswer(ticket, books):
                 asked = self._books.get(ticket)
                 if asked is not None and not asked.done():

@@ -31,6 +31,8 @@ from blockyard.cluster.messages import (
 )
 from blockyard.cluster.preempter import Preempter
 from blockyard.cluster.relief import RecentMoves, Relieved, Reliever
+from blockyard.cluster.states.central_states import ModelStates
+from blockyard.cluster.states.model_state import Became, Order
 from blockyard.cluster.tracing import NO_TRACER, Tracer
 from blockyard.cluster.waiting_room import Unplaced
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
@@ -62,6 +64,8 @@ class CentralScheduler:
         moves = RecentMoves(clock)
         self.reliever = Reliever(moves)
         self._preempter = Preempter(clock, moves)
+        self.states = ModelStates(self._tell_ingresses)
+        self._orders: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
         self._draining = False
         self._closing = False
@@ -155,6 +159,12 @@ class CentralScheduler:
                         self._take_books(member, message)
                     case Relieved(requests) if member is not None:
                         self.reliever.num_moved += requests
+                    case Became() if member is not None:
+                        self.states.became(member, message)
+                    case Order():
+                        task = asyncio.create_task(self._carry_out(connection, message))
+                        self._orders.add(task)
+                        task.add_done_callback(self._orders.discard)
                     case Bind():
                         connection.post(self._traced_bind(connection, message))
                     case Release(name):
@@ -182,6 +192,7 @@ class CentralScheduler:
             # An engine that lost its connection may have joined again over another.
             if member is not None and self._members.get(member.identity.group_id) is member:
                 del self._members[member.identity.group_id]
+                self.states.left(member)
                 self._preempter.tally.note_gone(member.identity.group_id)
                 self._tell_ingresses()
                 await self._notify()
@@ -195,8 +206,15 @@ class CentralScheduler:
         self._preempter.tally.note_group(group_id, message.ledger.preempted)
         if self._draining:
             connection.post(Drain())
+        self.states.joined(self._of_model(member.identity.model.name))
         self._tell_ingresses()
         return member
+
+    async def _carry_out(self, connection: Connection[ToCentral], order: Order) -> None:
+        connection.post(await self.states.carry_out(order, self._of_model))
+
+    def _of_model(self, model: str) -> list[Member]:
+        return [each for each in self._members.values() if each.identity.model.name == model]
 
     def _traced_bind(self, connection: Connection[ToCentral], request: Bind) -> Bound | Unbound:
         if not request.traceparent:
@@ -219,11 +237,10 @@ class CentralScheduler:
         now = self._clock()
         for member in self._members.values():
             member.forget_bound(now)
-        candidates = [
-            member.candidate_for(request)
-            for member in self._members.values()
-            if member.identity.model.name == request.model and not member.draining
-        ]
+        members = [member for member in self._of_model(request.model) if not member.draining]
+        # Where all of them rest a request waits at one of them.
+        awake = [member for member in members if not member.identity.resting]
+        candidates = [member.candidate_for(request) for member in awake or members]
         group_id = choose_group(candidates, request.prompt_tokens)
         if group_id is None:
             return Unbound(
@@ -258,9 +275,9 @@ class CentralScheduler:
         if self._draining:
             return  # nobody would take what another lets go of
         of_model = {
-            name: other
-            for name, other in self._members.items()
-            if other.identity.model.name == model and not other.draining
+            other.identity.group_id: other
+            for other in self._of_model(model)
+            if not other.draining and not other.identity.resting
         }
         if len(of_model) < 2:
             return

@@ -9,24 +9,30 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
+from msgspec.structs import replace
+
 from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.messages import Drain, GroupIdentity, Join, LedgerPush
 from blockyard.cluster.preempter import MakeWay, PassOn
 from blockyard.cluster.relief import Relieve, Relieved
 from blockyard.cluster.standing_link import stay_linked
+from blockyard.cluster.states.engine_state import EngineState
+from blockyard.cluster.states.model_state import STARTED, Became, Become
 from blockyard.cluster.wire import Codec, Connection, Endpoint
+from blockyard.scheduler.request import RefusalCode
 
 __all__ = ["PUSH_SECONDS", "CentralLink"]
 
 PUSH_SECONDS = 0.05
 
-ToEngine = Drain | Relieve | PassOn | MakeWay
+ToEngine = Drain | Relieve | PassOn | MakeWay | Become
 
 
 class CentralLink:
     """Keeps one engine known to the central scheduler.
 
     `locate` finds the central scheduler's endpoint; `changed` is set when the books have changed.
+    Without `state` the group is awake and stays as it is.
     """
 
     def __init__(
@@ -35,11 +41,15 @@ class CentralLink:
         identity: GroupIdentity,
         locate: Callable[[], Awaitable[Endpoint]],
         changed: asyncio.Event,
+        state: EngineState | None = None,
     ) -> None:
         self._server = server
         self._identity = identity
         self._locate = locate
         self._changed = changed
+        self._state = state
+        self._connection: Connection[ToEngine] | None = None
+        self._becoming: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Stay linked until cancelled, or until the engine is lost."""
@@ -50,7 +60,8 @@ class CentralLink:
         server = self._server
         server.engine.take_prefix_events()  # what changed before now is in the keys of now
         keys = server.engine.prefix_keys()
-        connection.post(Join(self._identity, server.ledger(), server.draining, keys))
+        connection.post(Join(self._now(), server.ledger(), server.draining, keys))
+        self._connection = connection
         pusher = asyncio.create_task(self._push(connection), name="ledger-push")
         try:
             while (message := await connection.receive()) is not None:
@@ -64,8 +75,28 @@ class CentralLink:
                         connection.post(Relieved(server.pass_on(request_id, taker)))
                     case MakeWay(beneficiary, ways):
                         server.make_way(beneficiary, ways)
+                    case Become():
+                        task = asyncio.create_task(self._become(message), name="become")
+                        self._becoming.add(task)
+                        task.add_done_callback(self._becoming.discard)
         finally:
+            self._connection = None
             pusher.cancel()
+
+    def _now(self) -> GroupIdentity:
+        if self._state is None:
+            return self._identity
+        return replace(self._identity, state=self._state.state, resting=self._state.resting)
+
+    async def _become(self, asked: Become) -> None:
+        """Whoever asked may be gone by then; who is there instead is told all the same."""
+        if self._state is None:
+            refusal = (RefusalCode.INVALID, "this group stays awake, and as it is")
+            told = Became(asked.ticket, STARTED, *refusal)
+        else:
+            told = await self._state.become(asked)
+        if self._connection is not None:
+            self._connection.post(told)
 
     async def _push(self, connection: Connection[ToEngine]) -> None:
         server = self._server

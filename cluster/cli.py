@@ -24,6 +24,7 @@ from blockyard.cluster.commands.plan import plan
 from blockyard.cluster.commands.record import record
 from blockyard.cluster.commands.replay import replay
 from blockyard.cluster.commands.serve import serve
+from blockyard.cluster.commands.states import sleep, update_weights, wake
 from blockyard.cluster.commands.top import top
 
 __all__ = ["app", "main"]
@@ -48,6 +49,9 @@ app.command("record")(record)
 app.command("replay")(replay)
 app.command("calibrate")(calibrate)
 app.command("doctor")(doctor)
+app.command("sleep")(sleep)
+app.command("wake")(wake)
+app.command("update-weights")(update_weights)
 app.command("chaos")(chaos)
 app.add_typer(model_app, name="model")
 app.add_typer(config_app, name="config")

@@ -44,14 +44,23 @@ class GroupLinks:
             for group_id, link in self._links.items()
             if link.open or group_id in self._told
         }
+        for group_id, link in self._links.items():
+            link.identity = self._told.get(group_id, link.identity)
 
-    def block_size(self, model: str) -> int:
-        """Token slots in a block of a group of that model, which are all alike as a rule.
+    def key_shape(self, model: str) -> tuple[int, str]:
+        """What names of blocks depend on, of a group of that model: they are alike as a rule.
 
-        0 when no group is known.
+        Token slots in a block, and the version of the weights; 0 slots when no group is known.
         """
-        sizes = (g.block_size for g in self.groups.values() if g.model.name == model)
-        return next(sizes, 0)
+        groups = (group for group in self.groups.values() if group.model.name == model)
+        newest = max(groups, key=lambda group: group.state.generation, default=None)
+        return (0, "") if newest is None else (newest.block_size, newest.state.version)
+
+    def serving(self, wanted: Collection[str]) -> set[str]:
+        """Models that have a group which does not rest, and those `wanted` that have none."""
+        groups = self.groups.values()
+        awake = {group.model.name for group in groups if not group.resting}
+        return awake | (set(wanted) - {group.model.name for group in groups})
 
     def least_loaded(self, model: str, tried: Collection[str]) -> str | None:
         """A group of that model that is not in `tried`; None when there is none.

@@ -7,7 +7,9 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayTaskError
@@ -30,6 +32,10 @@ from blockyard.cluster.group_ranks import GroupRanks
 from blockyard.cluster.logs import start_logging
 from blockyard.cluster.messages import GroupIdentity
 from blockyard.cluster.rank_watch import RankWatch
+from blockyard.cluster.resting import Rest, Weights
+from blockyard.cluster.states.engine_state import EngineState
+from blockyard.cluster.states.model_state import STARTED, ModelState
+from blockyard.cluster.states.weight_files import weights_under
 from blockyard.cluster.tracing import make_tracer
 from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.scheduler.cost_model import RateMeter
@@ -64,14 +70,19 @@ class GroupReplica:
         self._launch = partial(launch_worker, config, uses_gpu=uses_gpu)
         self._workers = [self._launch(rank + 1) for rank in range(config.num_ranks)]
         machines = await asyncio.gather(*(worker.machine() for worker in self._workers))
-        configs = [config.worker(rank) for rank in range(config.num_ranks)]
-        self._ranks = GroupRanks(self._workers, configs, machines, self._note)
+        weights, state = await self._wanted()
+        configs = [
+            replace(config.worker(rank), model_dir=weights.directory)
+            for rank in range(config.num_ranks)
+        ]
+        self._ranks = GroupRanks(self._workers, configs, machines, self._note, weights.version)
         self._group = await self._ranks.start()
         profiles = self._ranks.profiles
         num_blocks, num_host_blocks = self._ranks.num_blocks, self._ranks.num_host_blocks
+        limits = replace(config.scheduler, weight_version=weights.version)
         changed = asyncio.Event()
         self._server = await EngineServer.start(
-            Scheduler(config.scheduler, num_blocks, num_host_blocks, _slowest_rates(profiles)),
+            Scheduler(limits, num_blocks, num_host_blocks, _slowest_rates(profiles)),
             self._group,
             listening_host(config.wire_host),
             changed.set,
@@ -97,7 +108,9 @@ class GroupReplica:
             secret=endpoint.secret,
         )
         locate = partial(locate_central, config)
-        link = CentralLink(self._server, identity, locate, changed)
+        rest = Rest(self._server.engine.succession, self._free, self._load, weights)
+        becomes = EngineState(rest, config.model.directory, config.weights_root, state)
+        link = CentralLink(self._server, identity, locate, changed, becomes)
         self._link = asyncio.create_task(link.run(), name="central-link")
         watch = RankWatch(self._server.engine.stalled_seconds, self._watched, self._end_rank)
         self._watch = asyncio.create_task(watch.run(), name="rank-watch")
@@ -126,6 +139,33 @@ class GroupReplica:
         try:
             await self._group.close()
             self._group = await self._ranks.reform(self._replacement)
+        finally:
+            self._forming = False
+        return self._group
+
+    async def _wanted(self) -> tuple[Weights, ModelState]:
+        """The weights that groups of this model have by now, and what a group with them is."""
+        own = self._config.model.directory
+        wanted: ModelState | None = await self._central.model_state.remote(self._config.model.name)
+        if wanted is None or not wanted.directory or self._config.weights_root is None:
+            return Weights(own), STARTED
+        directory = await asyncio.to_thread(
+            weights_under, Path(self._config.weights_root), wanted.directory
+        )
+        # One that is to sleep is awake at first, and hears of it when it has joined.
+        generation = wanted.generation - wanted.asleep
+        state = ModelState(generation, False, wanted.directory, wanted.version)
+        return Weights(str(directory), wanted.version), state
+
+    async def _free(self) -> None:
+        self._forming = True  # and so while it sleeps
+        await self._group.close()
+        await self._ranks.rest()
+
+    async def _load(self, weights: Weights) -> WorkerGroup:
+        self._forming = True
+        try:
+            self._group = await self._ranks.wake(weights, self._replacement)
         finally:
             self._forming = False
         return self._group

@@ -49,6 +49,9 @@ def add_cluster_to_server(servicer: Any, server: Any) -> None:
             "WatchLedger": _stream(servicer.WatchLedger, cluster_pb2.WatchLedgerRequest),
             "GetArrivals": _unary(servicer.GetArrivals, cluster_pb2.GetArrivalsRequest),
             "GetModel": _unary(servicer.GetModel, cluster_pb2.GetModelRequest),
+            "Sleep": _unary(servicer.Sleep, cluster_pb2.SleepRequest),
+            "WakeUp": _unary(servicer.WakeUp, cluster_pb2.WakeUpRequest),
+            "UpdateWeights": _unary(servicer.UpdateWeights, cluster_pb2.UpdateWeightsRequest),
         },
         server,
     )

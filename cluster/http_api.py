@@ -38,6 +38,7 @@ from blockyard.cluster.http.request_routes import RequestRoutes
 from blockyard.cluster.http.response_routes import ResponseRoutes
 from blockyard.cluster.http.resumable_events import ResumableEvents
 from blockyard.cluster.http.server_routes import ServerRoutes
+from blockyard.cluster.http.state_routes import StateRoutes
 from blockyard.cluster.http.token_routes import read_detokenize, read_tokenize
 from blockyard.cluster.request.api_error import ApiCode, ApiError
 from blockyard.cluster.request.api_keys import KeyRing
@@ -47,6 +48,7 @@ from blockyard.cluster.request.observer import RequestObserver
 from blockyard.cluster.request.request_service import RequestService
 from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.request.whole_answer import WholeAnswer
+from blockyard.cluster.states.state_api import StateApi
 from blockyard.cluster.tokenizer import ModelTokenizer
 
 __all__ = ["HttpApi"]
@@ -63,6 +65,7 @@ class HttpApi:
         pages: Sequence[BaseRoute] = (),
         keys: KeyRing | None = None,
         observer: RequestObserver | None = None,
+        states: StateApi | None = None,
     ) -> None:
         """With `keys` every call but probes must show one of them."""
         keys = keys if keys is not None else KeyRing()
@@ -88,6 +91,14 @@ class HttpApi:
             ("GET", "/ready", server.ready),
             ("GET", "/metrics", server.metrics),
         ]
+        if states is not None:
+            state = StateRoutes(dispatcher, states)
+            routes += [
+                ("POST", "/sleep", state.sleep),
+                ("POST", "/wake_up", state.wake_up),
+                ("GET", "/is_sleeping", state.is_sleeping),
+                ("POST", "/update_weights_from_disk", state.update),
+            ]
         app = Starlette(
             routes=[
                 *(Route(path, guarded(handler), methods=[how]) for how, path, handler in routes),

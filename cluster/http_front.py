@@ -17,6 +17,7 @@ from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.http_api import HttpApi
 from blockyard.cluster.request.api_keys import KeyRing
 from blockyard.cluster.request.observer import RequestObserver
+from blockyard.cluster.states.state_api import StateApi
 from blockyard.cluster.tls import TlsFiles
 from blockyard.cluster.tokenizer import ModelTokenizer
 
@@ -36,9 +37,12 @@ class HttpFront:
         pages: Sequence[BaseRoute] = (),
         keys: KeyRing | None = None,
         observer: RequestObserver | None = None,
+        states: StateApi | None = None,
     ) -> None:
         """`pages` are for people; with `keys` every call but probes must show one of them."""
-        self._api = HttpApi(dispatcher, tokenizers, pages=pages, keys=keys, observer=observer)
+        self._api = HttpApi(
+            dispatcher, tokenizers, pages=pages, keys=keys, observer=observer, states=states
+        )
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 

@@ -75,17 +75,20 @@ class ClusterDispatcher:
         return self._binder.linked
 
     @property
+    def binder(self) -> CentralBinder:
+        """Its link to the central scheduler."""
+        return self._binder
+
+    @property
     def links(self) -> GroupLinks:
         """Its connections to engines."""
         return self._groups
 
     async def ready(self) -> bool:
-        """Whether traffic is welcome: not draining, and each model has a group or gets one."""
+        """Whether traffic is welcome: not draining, each model awake in a group, or gets one."""
         if self._placer.draining:
             return False
-        served = {identity.model.name for identity in self._groups.groups.values()}
-        if self._binder.linked:
-            served |= self._on_demand
+        served = self._groups.serving(self._on_demand if self._binder.linked else ())
         return all(model.name in served for model in self._models)
 
     @property

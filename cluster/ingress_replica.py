@@ -27,6 +27,7 @@ from blockyard.cluster.grpc_status import ServeContext, set_status
 from blockyard.cluster.http_front import HttpFront
 from blockyard.cluster.ingress import ClusterDispatcher
 from blockyard.cluster.logs import start_logging
+from blockyard.cluster.request.admin import AdminDoor
 from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.api_keys import KeyRing, read_api_keys
 from blockyard.cluster.request.caller import Caller
@@ -34,6 +35,7 @@ from blockyard.cluster.request.generation import GenerationService, unexpected_e
 from blockyard.cluster.request.observer import RequestObserver
 from blockyard.cluster.request.request_service import RequestService
 from blockyard.cluster.request.token_service import TokenService
+from blockyard.cluster.states.state_api import StateApi
 from blockyard.cluster.tokenizer import load_tokenizer
 from blockyard.cluster.tracing import make_tracer
 
@@ -74,21 +76,24 @@ class IngressReplica:
             TokenService(self._dispatcher, tokenizers),
             RequestService(self._dispatcher),
         )
-        self._cluster = ClusterApi(self._dispatcher, tokenizers)
-        self._health = HealthApi(self._dispatcher)
-        self._metrics: MetricsEndpoint | None = None
         keys = KeyRing()
         if config.api_keys_file is not None:
             keys = KeyRing(read_api_keys(Path(config.api_keys_file)))
-        chaos = ChaosApi(self._dispatcher.links, self._kill_central) if config.allow_chaos else None
+        links, binder = self._dispatcher.links, self._dispatcher.binder
+        door = AdminDoor(config.allow_admin, bool(keys))
+        states = StateApi(self._dispatcher, binder, lambda: links.groups.values(), door)
+        self._cluster = ClusterApi(self._dispatcher, tokenizers, states)
+        self._health = HealthApi(self._dispatcher)
+        self._metrics: MetricsEndpoint | None = None
+        chaos = ChaosApi(links, self._kill_central) if config.allow_chaos else None
         self._front = GrpcFront(
-            self._dispatcher, tokenizers, keys=keys, observer=observer, chaos=chaos
+            self._dispatcher, tokenizers, keys=keys, observer=observer, chaos=chaos, states=states
         )
         port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}", config.tls)
         logger.info("the ingress listens on port %d", port)
         self._yard = YardFeed(self._dispatcher)
         self._http = HttpFront(
-            self._dispatcher, tokenizers, yard_routes(self._yard), keys, observer
+            self._dispatcher, tokenizers, yard_routes(self._yard), keys, observer, states
         )
         if config.http_port is not None:
             await self._http.start(config.http_host, config.http_port, config.tls)
@@ -150,6 +155,19 @@ class IngressReplica:
     async def GetModel(self, request: Any, grpc_context: ServeContext) -> Any:
         """`blockyard.v1.Cluster.GetModel` behind Serve's proxy."""
         return await _answer(self._cluster.get_model(request), grpc_context)
+
+    async def Sleep(self, request: Any, grpc_context: ServeContext) -> Any:
+        """`blockyard.v1.Cluster.Sleep` behind Serve's proxy."""
+        return await _answer(self._cluster.sleep(request, _caller(grpc_context)), grpc_context)
+
+    async def WakeUp(self, request: Any, grpc_context: ServeContext) -> Any:
+        """`blockyard.v1.Cluster.WakeUp` behind Serve's proxy."""
+        return await _answer(self._cluster.wake_up(request, _caller(grpc_context)), grpc_context)
+
+    async def UpdateWeights(self, request: Any, grpc_context: ServeContext) -> Any:
+        """`blockyard.v1.Cluster.UpdateWeights` behind Serve's proxy."""
+        told = self._cluster.update_weights(request, _caller(grpc_context))
+        return await _answer(told, grpc_context)
 
     async def Check(self, request: Any, grpc_context: ServeContext) -> Any:
         """`grpc.health.v1.Health.Check` behind Serve's proxy."""

@@ -9,8 +9,10 @@ from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.central_books import AskCentralBooks, CentralBooksAnswer
 from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.chaos.faults import Disturb, Disturbed
+from blockyard.cluster.group_identity import GroupIdentity
 from blockyard.cluster.relief import Relieved, Yielded
 from blockyard.cluster.served_request import AskRequests, RequestsAnswer
+from blockyard.cluster.states.model_state import Became, Order, Ordered
 from blockyard.cluster.waiting_room import Unplaced
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
@@ -18,7 +20,6 @@ from blockyard.scheduler.request import RefusalCode, RequestSpec, RequestUpdate
 from blockyard.scheduler.snapshot import RequestSnapshot
 from blockyard.scheduler.standing import Standing
 from blockyard.scheduler.yard_map import YardMap
-from blockyard.workers.description import ModelDescription
 
 __all__ = [
     "Abort",
@@ -200,23 +201,6 @@ EngineToIngress = Submitted | Refused | Updates | Lost | Yielded | _Answers
 # --- to and from the central scheduler ------------------------------------------------------------
 
 
-class GroupIdentity(msgspec.Struct, frozen=True, array_like=True):
-    """One group and how to reach its engine."""
-
-    group_id: str
-    model: ModelDescription
-    device: str
-    dtype: str
-    block_size: int
-    host: str
-    port: int
-    secret: bytes
-
-    def __repr__(self) -> str:
-        """Leave the secret out."""
-        return f"GroupIdentity({self.group_id!r}, {self.model.name!r})"
-
-
 class Join(_Message, frozen=True):
     """An engine is up and serves this group until the connection ends."""
 
@@ -295,5 +279,7 @@ class Groups(_Message, frozen=True):
     draining: bool
 
 
-ToCentral = Join | LedgerPush | Relieved | Bind | Release | Unplaced | AskGroups | AskCentralBooks
-ToIngress = Bound | Unbound | Groups | CentralBooksAnswer
+_FromEngine = Join | LedgerPush | Relieved | Became
+_FromIngress = Bind | Release | Unplaced | AskGroups | AskCentralBooks | Order
+ToCentral = _FromEngine | _FromIngress
+ToIngress = Bound | Unbound | Groups | CentralBooksAnswer | Ordered

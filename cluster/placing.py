@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from blockyard.cluster.binder import CentralBinder, no_group
 from blockyard.cluster.engine_stream import EngineStream
+from blockyard.cluster.group_identity import GroupIdentity
 from blockyard.cluster.group_links import GroupLinks
 from blockyard.cluster.journal import Journal
 from blockyard.cluster.waiting_room import WaitingRoom
@@ -89,7 +90,7 @@ class Placer:
         taker: str = "",
     ) -> tuple[str, EngineStream]:
         """Have a group take a request, or go on with it from its snapshot; none of those `lost`."""
-        model, keys = asked.model, asked.keys
+        model = asked.model
         group_id = taker or await self._bind(asked, snapshot)
         if group_id is None and self.draining:
             raise RequestRefused(RefusalCode.UNAVAILABLE, _SHUTTING_DOWN)
@@ -103,8 +104,7 @@ class Placer:
             tried.add(group_id)
             try:
                 link = await self._groups.link(group_id)
-                hints = keys.of(link.identity.block_size) if keys is not None else ()
-                spec = replace(asked.spec, block_keys=hints)
+                spec = _keyed(asked, link.identity)
                 if snapshot is None:
                     return group_id, await link.submit(spec)
                 return group_id, await link.resume(replace(snapshot, spec=spec))
@@ -117,14 +117,14 @@ class Placer:
     async def _bind(self, asked: Asked, snapshot: RequestSnapshot | None) -> str | None:
         """What the central scheduler says, if anything."""
         spec, keys = asked.spec, asked.keys
-        block_size = self._groups.block_size(asked.model)
+        block_size, version = self._groups.key_shape(asked.model)
         known, places = len(spec.prompt_token_ids), spec.num_choices
         if snapshot is not None:
             known, places = snapshot.known_tokens, len(snapshot.numbers)
         return await self._binder.bind(
             asked.model,
             known,
-            keys.of(block_size) if keys is not None and block_size else (),
+            keys.of(block_size, version) if keys is not None and block_size else (),
             block_size,
             asked.name if snapshot is None else "",  # one that is moved holds its name already
             spec.traceparent,
@@ -132,3 +132,15 @@ class Placer:
             spec.priority,
             places,
         )
+
+
+def _keyed(asked: Asked, group: GroupIdentity) -> RequestSpec:
+    """A request with the names of its prompt's blocks as that group has them."""
+    if asked.keys is None:
+        return replace(asked.spec, block_keys=())
+    version = group.state.version
+    return replace(
+        asked.spec,
+        block_keys=asked.keys.of(group.block_size, version),
+        extras=replace(asked.spec.extras, weight_version=version),
+    )

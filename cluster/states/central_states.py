@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from blockyard.cluster.messages import GroupIdentity
+from blockyard.cluster.group_identity import GroupIdentity
 from blockyard.cluster.states.model_state import STARTED, Became, Become, ModelState, Order, Ordered
 from blockyard.scheduler.request import RefusalCode
 
@@ -41,9 +41,14 @@ class StatedGroup(Protocol):
 
 
 class ModelStates:
-    """Of all models."""
+    """Of all models.
 
-    def __init__(self) -> None:
+    Args:
+        tell: called when a group is something else than before.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
         self._wanted: dict[str, ModelState] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tickets = count(1)
@@ -55,7 +60,7 @@ class ModelStates:
         return self._wanted.get(model)
 
     def joined(self, groups: Iterable[StatedGroup]) -> None:
-        """A group has come; these are all of its model. Who is behind the times is told."""
+        """A group has come; these are all of its model. Who is behind the times hears of it."""
         groups = list(groups)
         newest = max((g.identity.state for g in groups), key=lambda state: state.generation)
         model = groups[0].identity.model.name
@@ -74,7 +79,8 @@ class ModelStates:
 
     def became(self, group: StatedGroup, told: Became) -> None:
         """A group has told what it is."""
-        _note(group, told.state, told.state.asleep)
+        group.identity = replace(group.identity, state=told.state, resting=told.state.asleep)
+        self._tell()
         _, answer = self._asked.get(told.ticket, (None, None))
         if answer is not None and not answer.done():
             answer.set_result(told)
@@ -123,6 +129,7 @@ class ModelStates:
         for ticket, group in zip(tickets, groups, strict=True):
             self._asked[ticket] = group, loop.create_future()
             self._post(group, Become(ticket, state, rehearse))
+        self._tell()
         answers = [self._asked[ticket][1] for ticket in tickets]
         try:
             async with asyncio.timeout(ORDER_SECONDS):
@@ -139,12 +146,8 @@ class ModelStates:
         now = group.identity.state
         alike = replace(message.state, generation=now.generation) == now
         if not message.rehearse and not alike:
-            _note(group, now, resting=True)
+            group.identity = replace(group.identity, resting=True)
         group.post(message)
-
-
-def _note(group: StatedGroup, state: ModelState, resting: bool) -> None:
-    group.identity = replace(group.identity, state=state, resting=resting)
 
 
 def _state_after(before: ModelState, order: Order) -> ModelState:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from blockyard.cluster.dispatch import Dispatcher
-from blockyard.cluster.messages import GroupIdentity
+from blockyard.cluster.group_identity import GroupIdentity
 from blockyard.cluster.request.admin import AdminDoor
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError, from_refusal
 from blockyard.cluster.request.caller import Caller
