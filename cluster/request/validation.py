@@ -106,6 +106,8 @@ async def prepare_request(
     _check_fit(place, len(prompt), sampling, model.context_tokens)
     speech = speech_plan(tools, prompt, tokenizer) if is_chat else SpeechPlan()
     grammar = await _grammar(request, form, tools, speech, tokenizer)
+    if grammar and sampling.searches:
+        raise invalid("sampling.beam_width", "does not go with a forced call; leave it out")
     sampling = replace(sampling, grammar=grammar)
     # Ids of our own keep requests apart whatever names clients choose.
     own_id = secrets.token_hex(12)
@@ -113,8 +115,6 @@ async def prepare_request(
         RequestSpec(
             request_id=f"{request.request_id}.{own_id}" if request.request_id else own_id,
             prompt_token_ids=prompt,
-    if grammar and sampling.searches:
-        raise invalid("sampling.beam_width", "does not go with a forced call; leave it out")
             sampling=sampling,
             priority=request.sampling.priority,
             tenant=request.sampling.tenant,
