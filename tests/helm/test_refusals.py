@@ -9,6 +9,8 @@ import pytest
 
 MODEL = {"name": "a", "groups": 1, "device": "cpu"}
 CLAIM = {"type": "existingClaim", "existingClaim": "mine"}
+ADMIN = {"enabled": True}
+KEYS = {"secret": "s", "testKey": "t"}
 
 BY_THE_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"colour": "red"}, "additional properties 'colour' not allowed"),
@@ -26,7 +28,11 @@ BY_THE_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"models": [MODEL | {"device": "auto"}]}, "at '/models/0/device'"),
     ({"models": [MODEL | {"tensorParallel": 0}]}, "at '/models/0/tensorParallel': minimum"),
     ({"models": [MODEL | {"id": "a/b/c"}]}, "at '/models/0/id'"),
-    ({"models": [MODEL | {"kvDtype": "fp8"}]}, "additional properties 'kvDtype' not allowed"),
+    ({"models": [MODEL | {"kvDtype": "int4"}]}, "at '/models/0/kvDtype'"),
+    ({"models": [MODEL | {"pipelineDepth": 3}]}, "at '/models/0/pipelineDepth': maximum"),
+    ({"models": [MODEL | {"groups": {"min": 1, "max": 2, "idleSeconds": 0}}]}, "idleSeconds'"),
+    ({"server": {"resumeSeconds": 0}}, "at '/server/resumeSeconds': minimum"),
+    ({"admin": {"weightsRoot": "models"}}, "at '/admin/weightsRoot'"),
     ({"models": [MODEL | {"kvMemory": "lots"}]}, "at '/models/0/kvMemory'"),
     ({"modelDefaults": {"dtype": "float64"}}, "at '/modelDefaults/dtype'"),
     ({"modelDefaults": {"maxStepTokens": 1}}, "at '/modelDefaults/maxStepTokens': minimum"),
@@ -80,6 +86,28 @@ BY_THE_CHART: list[tuple[dict[str, Any], str]] = [
     (
         {"models": [MODEL | {"device": "cuda", "weights": "int8"}]},
         "models: a has weights int8, which is for CPUs, but it runs on a GPU",
+    ),
+    (
+        {"models": [MODEL | {"device": "cuda", "kvDtype": "int8"}]},
+        "models: a has kvDtype int8, which is for CPUs, but it runs on a GPU",
+    ),
+    (
+        {"models": [MODEL], "modelDefaults": {"kvDtype": "fp8"}},
+        "models: a has kvDtype fp8, which is for GPUs, but its device is cpu",
+    ),
+    (
+        {"models": [MODEL | {"speculate": "ngram", "pipelineDepth": 2}]},
+        "models: a has speculate ngram with pipelineDepth 2; guesses need a depth of 1",
+    ),
+    ({"admin": {"enabled": True}}, "admin.enabled without apiKeys.secret: everybody who reaches"),
+    ({"admin": {"weightsRoot": "/models/a"}}, "admin.weightsRoot without admin.enabled"),
+    (
+        {"admin": ADMIN | {"weightsRoot": "/elsewhere"}, "apiKeys": KEYS, "modelStorage": CLAIM},
+        "admin.weightsRoot is /elsewhere, which is not under modelStorage.mountPath (/models)",
+    ),
+    (
+        {"admin": ADMIN | {"weightsRoot": "/models/other"}, "apiKeys": KEYS},
+        "admin.weightsRoot is a directory that all pods have; set modelStorage.type",
     ),
     (
         {"apiKeys": {"secret": "s", "testKey": "t"}, "serveProxy": {"enabled": True}},

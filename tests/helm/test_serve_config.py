@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from blockyard.cluster.logs import LOG_FORMATS, LOG_LEVELS, LogConfig
+from blockyard.cluster.request.speech_format import REASONING_FORMATS, TOOL_FORMATS
 from blockyard.cluster.tls import TlsFiles
-from blockyard.scheduler.config import PreemptionPolicy
-from blockyard.workers.config import DEVICES, DTYPES, WEIGHTS
+from blockyard.scheduler.config import PreemptionPolicy, Speculation
+from blockyard.workers.config import DEVICES, DTYPES, KV_DTYPES, WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[2]
 WITNESS = {"name": "witness", "groups": 2, "device": "cpu"}
@@ -48,6 +49,7 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
     own = {
         "servedName": "clients-say",
         "dtype": "float32",
+        "kvDtype": "bfloat16",
         "weights": "int8",
         "blockSize": 32,
         "blocks": 100,
@@ -58,14 +60,22 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
         "maxStepTokens": 64,
         "maxWaiting": 12,
         "preemption": "recompute",
+        "pipelineDepth": 2,
+        "toolCallParser": "hermes",
+        "reasoningParser": "think",
         "stallSeconds": 33,
         "tensorParallel": 2,
     }
-    other = {"name": "other", "id": "witness", "groups": {"min": 0, "max": 5}}
+    follows = {"min": 0, "max": 5, "queueSeconds": 1.5, "quietSeconds": 60, "idleSeconds": 600}
+    other = {"name": "other", "id": "witness", "groups": follows, "speculate": "ngram"}
     values = {
         "models": [WITNESS | own, WITNESS | other],
         "modelDefaults": {"blockSize": 8},
-        "server": {"grpcPort": 6000, "httpPort": 6002, "metricsPort": 6001, "drainSeconds": 44},
+        "server": {"grpcPort": 6000, "httpPort": 6002, "metricsPort": 6001, "drainSeconds": 44}
+        | {"resumeSeconds": 90},
+        "admin": {"enabled": True, "weightsRoot": "/models/other"},
+        "apiKeys": {"secret": "keys", "testKey": "test"},
+        "modelStorage": {"type": "existingClaim", "existingClaim": "mine"},
         "ingress": {"replicas": 3},
         "tls": {"secret": "certificate"},
         "logs": {"level": "WARNING", "prompts": True},
@@ -88,9 +98,14 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
     assert config.logs == LogConfig("json", "WARNING", None, prompts=True)
     assert config.trace_endpoint == second.config.trace_endpoint
     assert config.trace_endpoint == "http://collector:4318/v1/traces"
+    assert (config.kv_dtype, config.pipeline_depth) == ("bfloat16", 2)
+    assert (config.tool_call_parser, config.reasoning_parser) == ("hermes", "think")
+    assert (config.resume_seconds, second.config.speculate) == (90, Speculation.NGRAM)
+    assert (config.allow_admin, config.weights_root) == (True, "/models/other")
     assert config.scaling is None
     scaling = second.config.scaling
     assert scaling is not None and (scaling.min_groups, scaling.max_groups) == (0, 5)
+    assert (scaling.queue_seconds, scaling.quiet_seconds, scaling.idle_seconds) == (1.5, 60, 600)
     assert second.config.block_size == 8
     assert second.config.num_blocks is None
 
@@ -159,9 +174,28 @@ def test_choices_are_the_products(chart: Path) -> None:
     for told in (schema["$defs"]["model"], schema["properties"]["modelDefaults"]):
         offered = {name: value.get("enum") for name, value in told["properties"].items()}
         assert offered["dtype"] == list(DTYPES)
+        assert offered["kvDtype"] == list(KV_DTYPES)
         assert offered["weights"] == list(WEIGHTS)
+        assert offered["speculate"] == [where.value for where in Speculation]
+        assert offered["toolCallParser"] == list(TOOL_FORMATS)
+        assert offered["reasoningParser"] == list(REASONING_FORMATS)
         assert offered["preemption"] == [policy.value for policy in PreemptionPolicy]
     logs = schema["properties"]["logs"]["properties"]
     assert (logs["format"]["enum"], logs["level"]["enum"]) == ([*LOG_FORMATS], [*LOG_LEVELS])
     # A chart knows before there are nodes; the server would look.
     assert {*schema["$defs"]["model"]["properties"]["device"]["enum"], "auto"} == set(DEVICES)
+
+
+NOT_OF_THE_CHART = {
+    "allow_chaos": "for tests",
+    "wire_host": "each pod's own address",
+    "serve_grpc_port": "Ray Serve is told itself (serveProxy)",
+}
+"""What the product can be told and the chart does not offer, and why."""
+
+
+def test_whatever_the_product_can_be_told_the_chart_can_say(chart: Path) -> None:
+    service = imported("blockyard.cluster.service")
+    template = (chart / "templates" / "_serve.tpl").read_text()
+    told = service.OWN_OF_A_MODEL | service.SHARED
+    assert {name for name in told if f'"{name}"' not in template} == set(NOT_OF_THE_CHART)

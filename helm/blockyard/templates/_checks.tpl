@@ -34,6 +34,16 @@
 {{- if and (eq .device "cuda") .weights (ne .weights "auto") -}}
 {{- fail (printf "models: %s has weights %s, which is for CPUs, but it runs on a GPU" .name .weights) -}}
 {{- end -}}
+{{- $settings := merge (dict) . $.Values.modelDefaults -}}
+{{- if and (eq .device "cuda") (eq $settings.kvDtype "int8") -}}
+{{- fail (printf "models: %s has kvDtype int8, which is for CPUs, but it runs on a GPU" .name) -}}
+{{- end -}}
+{{- if and (eq .device "cpu") (eq $settings.kvDtype "fp8") -}}
+{{- fail (printf "models: %s has kvDtype fp8, which is for GPUs, but its device is cpu" .name) -}}
+{{- end -}}
+{{- if and (ne $settings.speculate "off") (gt (int $settings.pipelineDepth) 1) -}}
+{{- fail (printf "models: %s has speculate %s with pipelineDepth %v; guesses need a depth of 1" .name $settings.speculate $settings.pipelineDepth) -}}
+{{- end -}}
 {{- if and (eq .device "cuda") .threads -}}
 {{- fail (printf "models: %s has threads, but it runs on a GPU" .name) -}}
 {{- end -}}
@@ -52,6 +62,20 @@
 {{- end -}}
 {{- if and (ne .Values.modelStorage.type "emptyDir") (ne .Values.modelStorage.type "existingClaim") .Values.modelStorage.readOnly -}}
 {{- fail "modelStorage.readOnly is for existingClaim: a new claim is empty" -}}
+{{- end -}}
+{{- if and .Values.admin.enabled (not .Values.apiKeys.secret) -}}
+{{- fail "admin.enabled without apiKeys.secret: everybody who reaches the server could change what it serves" -}}
+{{- end -}}
+{{- with .Values.admin.weightsRoot -}}
+{{- if not $.Values.admin.enabled -}}
+{{- fail "admin.weightsRoot without admin.enabled: nobody could ask for other weights" -}}
+{{- end -}}
+{{- if not (hasPrefix (printf "%s/" $.Values.modelStorage.mountPath) .) -}}
+{{- fail (printf "admin.weightsRoot is %s, which is not under modelStorage.mountPath (%s)" . $.Values.modelStorage.mountPath) -}}
+{{- end -}}
+{{- if eq $.Values.modelStorage.type "emptyDir" -}}
+{{- fail "admin.weightsRoot is a directory that all pods have; set modelStorage.type to the claim that holds it" -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.apiKeys.secret .Values.serveProxy.enabled -}}
 {{- fail "apiKeys and serveProxy do not go together: Ray Serve's own proxy checks no keys" -}}

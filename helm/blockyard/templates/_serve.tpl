@@ -13,11 +13,15 @@
 {{- if kindIs "map" .groups -}}
 {{- $_ := set $own "min_groups" (int .groups.min) -}}
 {{- $_ := set $own "max_groups" (int .groups.max) -}}
+{{- $groups := .groups -}}
+{{- range $ours, $theirs := dict "queueSeconds" "scale_queue_seconds" "quietSeconds" "scale_quiet_seconds" "idleSeconds" "scale_idle_seconds" -}}
+{{- if hasKey $groups $ours }}{{ $_ := set $own $theirs (float64 (get $groups $ours)) }}{{ end -}}
+{{- end -}}
 {{- else -}}
 {{- $_ := set $own "num_groups" (int .groups) -}}
 {{- end -}}
 {{- $settings := merge (dict) . $.Values.modelDefaults -}}
-{{- range $ours, $theirs := dict "dtype" "dtype" "weights" "weights" "blockSize" "block_size" "blocks" "num_blocks" "hostBlocks" "num_host_blocks" "threads" "threads" "maxRunning" "max_running" "maxStepTokens" "max_step_tokens" "maxWaiting" "max_waiting" "preemption" "preemption" "stallSeconds" "stall_seconds" -}}
+{{- range $ours, $theirs := dict "dtype" "dtype" "kvDtype" "kv_dtype" "weights" "weights" "blockSize" "block_size" "blocks" "num_blocks" "hostBlocks" "num_host_blocks" "threads" "threads" "maxRunning" "max_running" "maxStepTokens" "max_step_tokens" "maxWaiting" "max_waiting" "preemption" "preemption" "pipelineDepth" "pipeline_depth" "speculate" "speculate" "toolCallParser" "tool_call_parser" "reasoningParser" "reasoning_parser" "stallSeconds" "stall_seconds" -}}
 {{- if hasKey $settings $ours -}}
 {{- $value := get $settings $ours -}}
 {{- $_ := set $own $theirs (kindIs "string" $value | ternary $value (int64 (kindIs "string" $value | ternary 0 $value))) -}}
@@ -37,11 +41,16 @@
   "metrics_host" "0.0.0.0"
   "metrics_port" (int $server.metricsPort)
   "drain_seconds" (int $server.drainSeconds)
+  "resume_seconds" (int $server.resumeSeconds)
   "num_ingresses" (int .Values.ingress.replicas)
   "ingress_resource" "ingress"
   "central_resource" "central" -}}
 {{- with .Values.apiKeys }}
 {{- if .secret }}{{ $_ := set $args "api_keys_file" (printf "/etc/blockyard/%s" .key) }}{{ end -}}
+{{- end -}}
+{{- with .Values.admin }}
+{{- if .enabled }}{{ $_ := set $args "allow_admin" true }}{{ end -}}
+{{- if .weightsRoot }}{{ $_ := set $args "weights_root" .weightsRoot }}{{ end -}}
 {{- end -}}
 {{- with .Values.tls }}
 {{- if .secret -}}
