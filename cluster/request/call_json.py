@@ -44,7 +44,7 @@ class _Place(Enum):
 
 
 class CallObject:
-    """One call so far; `raw` is its text as it came.
+    """One call so far.
 
     With `known` names it is broken as soon as it names another, or has a key that calls have not:
     then it was some other object.
@@ -59,10 +59,10 @@ class CallObject:
         self._depth = 0
         self._in_string = False
         self._escaped = False
-        self._held = ""
+        self._held: list[str] = []
         self._has_arguments = False
         self._news: list[CallPiece] = []
-        self.raw = ""
+        self._raw: list[str] = []
         self.name = ""
         self.state = ObjectState.OPEN
 
@@ -75,14 +75,16 @@ class CallObject:
         call._announce(name)
         return call
 
-    def push(self, text: str) -> int:
-        """Take text; how many of its characters belong to the object."""
-        for count, character in enumerate(text, 1):
-            self.raw += character
-            self._take(character)
-            if self.state is not ObjectState.OPEN:
-                return count
-        return len(text)
+    @property
+    def raw(self) -> str:
+        """Its text as it came."""
+        return "".join(self._raw)
+
+    def push(self, character: str) -> bool:
+        """Take one character, which belongs to it; whether it is still open."""
+        self._raw.append(character)
+        self._take(character)
+        return self.state is ObjectState.OPEN
 
     def news(self) -> list[CallPiece]:
         """What became known since the last call of this."""
@@ -194,15 +196,15 @@ class CallObject:
             return
         self.name = name
         self._news.append(CallPiece(name=name))
-        held, self._held = self._held, ""
-        if held:
-            self._tell(held)
+        if self._held:
+            self._tell("".join(self._held))
+            self._held.clear()
 
     def _tell(self, arguments: str) -> None:
         if self.name:
             self._news.append(CallPiece(arguments=arguments))
         else:
-            self._held += arguments
+            self._held.append(arguments)
 
     def _end(self) -> None:
         if not self.name:

@@ -11,8 +11,9 @@ from enum import Enum, auto
 
 from blockyard.cluster.request.call_json import CallObject, CallPiece, ObjectState
 from blockyard.cluster.request.speech_format import ToolFormat
+from blockyard.cluster.request.unread_text import UnreadText
 
-__all__ = ["CallReader", "held_length"]
+__all__ = ["CallReader"]
 
 _CLOSER = "</tool_call>"
 _ARGS = "[ARGS]"
@@ -48,9 +49,9 @@ class CallReader:
         self._format = tool_format
         self._names = names
         self._most_calls = most_calls
-        self._rest = ""
-        self._blanks = ""
-        self._raw = ""
+        self._rest = UnreadText()
+        self._blanks: list[str] = []
+        self._raw: list[str] = []
         self._call: CallObject | None = None
         self._listed = False
         self._out: list[str | CallPiece] = []
@@ -65,7 +66,7 @@ class CallReader:
 
     def push(self, text: str) -> list[str | CallPiece]:
         """Take text; what became certain: text, and pieces of calls."""
-        self._rest += text
+        self._rest.push(text)
         steps: dict[_Place, Callable[[], bool]] = {
             _Place.BEGIN: self._read_begin,
             _Place.TEXT: self._read_text,
@@ -88,62 +89,60 @@ class CallReader:
         """
         if not cut:
             if self._place is _Place.OBJECT and self._call is not None and not self._call.name:
-                self._say(self._raw + self._call.raw)
+                self._say("".join(self._raw) + self._call.raw)
             elif self._place is _Place.NAME or (self._place is _Place.CALLS and not self.num_calls):
-                self._say(self._raw + self._rest)
+                self._say("".join(self._raw) + self._rest.take_all())
             elif self._place in (_Place.TEXT, _Place.BEGIN, _Place.PLAIN):
-                self._say(self._rest)
-        if not self.num_calls and self._blanks:
-            self._out.append(self._blanks)
-        self._rest = self._blanks = ""
+                self._say(self._rest.take_all())
+        if not self.num_calls and any(self._blanks):
+            self._out.append("".join(self._blanks))
+        self._rest.take_all()
+        self._blanks.clear()
         out, self._out = self._out, []
         return out
 
     # Each of these takes from the rest what it can; False when it needs more to go on.
 
     def _read_begin(self) -> bool:
-        start = self._rest.lstrip()
+        self._blanks.append(self._rest.take_blanks())
         opener = self._format.opener
-        if not start or (opener.startswith(start) and start != opener):
+        if self._rest.may_become(opener):
             return False
-        if start.startswith(opener) or start.startswith("{"):
-            self._place, self._raw = _Place.CALLS, ""
-            self._blanks = self._rest[: len(self._rest) - len(start)]
-            self._rest = start.removeprefix(opener)
+        if self._rest.starts_with(opener):
+            self._rest.take(len(opener))
+            self._place = _Place.CALLS
+        elif self._rest.first == "{":
+            self._place = _Place.CALLS
         else:
             self._place = _Place.PLAIN
         return True
 
     def _read_text(self) -> bool:
         opener = self._format.opener
-        before, found, after = self._rest.partition(opener)
-        if found:
-            self._say(before)
-            self._rest, self._raw = after, opener
-            self._place, self._listed = _Place.CALLS, False
-            return True
-        held = held_length(self._rest, opener)
-        certain = len(self._rest) - held
-        self._say(self._rest[:certain])
-        self._rest = self._rest[certain:]
-        return False
+        before = self._rest.take_before(opener)
+        if before is None:
+            self._say(self._rest.take_certain(opener))
+            return False
+        self._say(before)
+        self._raw = [self._rest.take(len(opener))]
+        self._place, self._listed = _Place.CALLS, False
+        return True
 
     def _read_plain(self) -> bool:
-        self._say(self._rest)
-        self._rest = ""
+        self._say(self._rest.take_all())
         return False
 
     def _read_calls(self) -> bool:
         self._take_blanks()
         if not self._rest:
             return False
-        first = self._rest[0]
+        first = self._rest.first
         if first == "{":
             known = self._names if self._format is ToolFormat.LLAMA3 else None
             self._call, self._place = CallObject(known), _Place.OBJECT
             return True
         if self._format is ToolFormat.LLAMA3 and first in ";," and self.num_calls:
-            self._rest = self._rest[1:]
+            self._rest.take(1)
             return True
         if self._format is ToolFormat.MISTRAL:
             return self._read_mistral_mark(first)
@@ -152,9 +151,9 @@ class CallReader:
 
     def _read_mistral_mark(self, first: str) -> bool:
         opener = self._format.opener
-        if first == "[" and opener.startswith(self._rest) and self._rest != opener:
+        if first == "[" and self._rest.may_become(opener):
             return False
-        if self._rest.startswith(opener):
+        if self._rest.starts_with(opener):
             self._take_raw(len(opener))
         elif first == "[" and not self._listed:
             self._take_raw(1)
@@ -169,18 +168,17 @@ class CallReader:
         return True
 
     def _read_name(self) -> bool:
-        brace = self._rest.find("{")
-        if brace < 0:
-            if len(self._rest) > _NAME_LIMIT:
-                self._give_up()
-                return True
-            return False
-        head = self._rest[:brace]
+        head = self._rest.peek_before("{", _NAME_LIMIT)
+        if head is None:
+            if len(self._rest) <= _NAME_LIMIT:
+                return False
+            self._give_up()
+            return True
         name = head.partition(_CALL_ID)[0].partition(_ARGS)[0].strip()
         if not _CALL_NAME.fullmatch(name):
             self._give_up()
             return True
-        self._take_raw(brace)
+        self._take_raw(len(head))
         self._call, self._place = CallObject.of(name), _Place.OBJECT
         self._tell(self._call)
         return True
@@ -188,70 +186,65 @@ class CallReader:
     def _read_object(self) -> bool:
         call = self._call
         assert call is not None
-        self._rest = self._rest[call.push(self._rest) :]
+        self._rest.feed(call.push)
         self._tell(call)
         if call.state is ObjectState.DONE:
             self._num_ended += 1
             hermes = self._format is ToolFormat.HERMES
-            self._place, self._raw = (_Place.CLOSING if hermes else _Place.CALLS), ""
+            self._place, self._raw = (_Place.CLOSING if hermes else _Place.CALLS), []
         elif call.state is ObjectState.BROKEN:
             if call.name:
                 self._place = _Place.SKIPPING
             else:
-                self._raw += call.raw
+                self._raw.append(call.raw)
                 self._give_up()
         return True
 
     def _read_closing(self) -> bool:
         self._take_blanks()
-        if self._rest.startswith(_CLOSER):
-            self._rest, self._place = self._rest[len(_CLOSER) :], _Place.TEXT
+        if self._rest.starts_with(_CLOSER):
+            self._rest.take(len(_CLOSER))
+            self._place = _Place.TEXT
             return True
-        if _CLOSER.startswith(self._rest):
+        if self._rest.may_become(_CLOSER):
             return False
         self._place = _Place.SKIPPING
         return True
 
     def _read_skipped(self) -> bool:
-        if self._format is ToolFormat.HERMES and _CLOSER in self._rest:
-            self._rest, self._place = self._rest.partition(_CLOSER)[2], _Place.TEXT
+        hermes = self._format is ToolFormat.HERMES
+        if hermes and self._rest.take_before(_CLOSER) is not None:
+            self._rest.take(len(_CLOSER))
+            self._place = _Place.TEXT
             return True
-        self._rest = self._rest[-len(_CLOSER) :]
+        self._rest.take_certain(_CLOSER)
         return False
 
     def _tell(self, call: CallObject) -> None:
         for piece in call.news():
             if piece.name:
                 self.num_calls += 1
-                self._blanks = ""
+                self._blanks.clear()
             self._out.append(piece)
 
     def _give_up(self) -> None:
         """What was taken for a call is text."""
-        self._say(self._raw)
-        self._raw = ""
+        self._say("".join(self._raw))
+        self._raw = []
         untagged = self._format is ToolFormat.LLAMA3
         self._place = _Place.PLAIN if untagged else _Place.TEXT
 
     def _take_blanks(self) -> None:
-        self._take_raw(len(self._rest) - len(self._rest.lstrip()))
+        self._raw.append(self._rest.take_blanks())
 
     def _take_raw(self, count: int) -> None:
-        self._raw += self._rest[:count]
-        self._rest = self._rest[count:]
+        self._raw.append(self._rest.take(count))
 
     def _say(self, text: str) -> None:
         """Give out text, but for blanks at its end: a call may follow."""
-        text = self._blanks + text
         certain = text.rstrip()
-        self._blanks = text[len(certain) :]
         if certain:
-            self._out.append(certain)
-
-
-def held_length(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0
+            self._out.append("".join((*self._blanks, certain)))
+            self._blanks.clear()
+        if len(certain) < len(text):
+            self._blanks.append(text[len(certain) :])

@@ -31,6 +31,32 @@ def test_priority_then_arrival_and_parked_before_younger() -> None:
         queue.pop()
 
 
+def test_it_is_never_the_turn_of_one_that_is_held() -> None:
+    queue = WaitingQueue()
+    held, other = request(0, parked=True), request(7)
+    queue.push(held)
+    queue.push(other)
+    # Its first entry in the heap stays behind, until somebody looks at it.
+    assert queue.remove("r0") is held
+    held.held = True
+    queue.push(held)
+    queue.check()
+    assert (len(queue), queue.num_parked, queue.num_tokens) == (2, 1, len(other.tokens))
+    assert queue.pop() is other and queue.head() is None
+    queue.check()
+    for number in range(100):  # enough of them to have the heaps made anew
+        queue.push(request(100 + number))
+    for number in range(100):
+        queue.remove(f"r{100 + number}")
+    queue.check()
+    assert queue.head() is None and queue.ordered() == [held]
+    assert queue.remove("r0") is held
+    held.held = False
+    queue.push(held)
+    queue.check()
+    assert queue.pop() is held and not queue
+
+
 def test_removal_by_id_in_the_middle_and_at_the_head() -> None:
     queue = WaitingQueue()
     for sequence in range(4):

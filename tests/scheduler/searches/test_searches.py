@@ -71,6 +71,17 @@ def test_a_search_ends_in_a_pool_that_holds_but_one_beam(
             assert yard.scheduler.ledger().preemptions > 0
 
 
+@pytest.mark.parametrize("policy", PreemptionPolicy)
+def test_what_is_computed_again_is_counted(
+    policy: PreemptionPolicy, make_yard: Make, prompt_of: Make
+) -> None:
+    yard = make_yard(8, policy=policy, num_host_blocks=2)
+    yard.submit("a", prompt_of(12), 4, max_tokens=13)
+    yard.finish()
+    again = yard.scheduler.ledger().recomputed_tokens
+    assert again > 0 and yard.computed - again == 12 + 4 * 12
+
+
 def test_searches_meet_all_that_happens_to_requests(make_yard: Make) -> None:
     """Arrivals, priorities, aborts of whole requests and of choices, at random."""
     for seed in range(12):
