@@ -5,6 +5,7 @@ changes for all; figures are medians over rounds. Writes
 `benchmarks/results/peers-<cpu>-<date>.json` and a plot beside it. Let nothing else run.
 
     python benchmarks/peers/compare.py [--rounds 3] [--peers openvino ...] [--workloads w2 ...]
+                                          [--more]
 """
 
 import argparse
@@ -67,23 +68,35 @@ RUNS = (
 """In the order in which they take turns."""
 
 
-def compare(runs: list[Run], rounds: int, threads: int, workloads: list[str]) -> dict[str, Any]:
-    """Install what is missing, measure in turns, and put the medians together."""
+def compare(
+    runs: list[Run], rounds: int, threads: int, workloads: list[str], more: bool = False
+) -> dict[str, Any]:
+    """Install what is missing, measure in turns, and put the medians together.
+
+    With `more` these rounds are added to those measured before.
+    """
     lines_path = PLACE / "lines.jsonl"
-    lines_path.unlink(missing_ok=True)
+    if not more:
+        lines_path.unlink(missing_ok=True)
+    before = 1 + max((line["pass"] for line in _read(lines_path)), default=-1)
     for name in workloads:
         _write_workload(name)
     for run in runs:
         if run.peer != "blockyard":
             install(run.peer, MODEL)
-    for number in range(rounds):
+    for number in range(before, before + rounds):
         for run in runs:
             served = [name for name in run.workloads if name in workloads]
             if served:
                 print(f"round {number + 1}: {run.peer} {run.label}", flush=True)
                 _measure(run, served, number, threads, lines_path)
-    lines = [json.loads(line) for line in lines_path.read_text(encoding="utf-8").splitlines()]
-    return _put_together(lines, threads, rounds)
+    return _put_together(_read(lines_path), threads, before + rounds)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _write_workload(name: str) -> None:
@@ -203,13 +216,14 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--workloads", nargs="*", default=list(_ALL))
     parser.add_argument("--out", type=Path, help="folder of the results", default=RESULTS)
+    parser.add_argument("--more", action="store_true", help="add rounds to those measured before")
     options = parser.parse_args()
     PLACE.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     runs = [run for run in RUNS if run.peer in ("blockyard", *options.peers)]
     if options.workloads == ["smoke"]:
         runs = [Run(one.peer, one.label, one.model, ("smoke",), one.options) for one in runs]
-    result = compare(runs, options.rounds, options.threads, options.workloads)
+    result = compare(runs, options.rounds, options.threads, options.workloads, options.more)
     show(result)
     name = re.sub(r"\W+", "-", result["cpu"]).strip("-").lower()
     path = options.out / f"peers-{name}-{result['date']}.json"
