@@ -15,70 +15,30 @@ from blockyard.cluster.request.generation import GenerationService
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.request import FinishReason
-from blockyard.workers.description import ModelDescription
 
 Spell = Callable[[str], list[int]]
-ASKED: list[Any] = [{"role": "user", "content": "hello"}]
-CITY = {
-    "type": "object",
-    "properties": {"city": {"$ref": "#/$defs/name"}},
-    "required": ["city"],
-    "$defs": {"name": {"type": "string", "maxLength": 8}},
-}
-TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": "weather", "description": "W", "parameters": CITY}},
-    {"type": "function", "function": {"name": "stop"}},
-]
-TEMPLATE = """
-{%- if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}
-{%- for message in messages %}{{ message.role }}:{{ message.content }}
-{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.arguments.city }}{% endfor %}
-{%- if message.role == 'tool' %}={{ message.tool_call_id }}{% endif %}
-{%- if message.reasoning_content %}?{{ message.reasoning_content }}{% endif %}
-{% endfor %}
-{%- if add_generation_prompt %}assistant:{% if enable_thinking %}<think>\n{% endif %}{% endif %}
-{#- </think> #}"""
 PARIS = '{"city": "Paris"}'
-CALL = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'
-STOP = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
-
-
-@pytest.fixture
-def description(description: ModelDescription) -> ModelDescription:
-    return replace(description, context_tokens=2048)
-
-
-@pytest.fixture
-def tokenizers(inner_tokenizer: Tokenizer) -> dict[str, ModelTokenizer]:
-    inner = Tokenizer.from_str(inner_tokenizer.to_str())
-    return {"small": ModelTokenizer(inner, ChatTemplate(TEMPLATE, {}))}
-
-
-def says(spell: Spell, text: str, end: FinishReason = FinishReason.STOP) -> list[Any]:
-    return [*([token] for token in spell(text)), end]
-
-
-def prompt_of(dispatcher: Any, tokenizers: Any) -> str:
-    return str(tokenizers["small"].decode_all(dispatcher.submitted[-1][1].prompt_token_ids))
 
 
 class TestReasoning:
     async def test_it_is_told_apart(
-        self, client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell
+        self, talk: Any, client: openai.AsyncOpenAI, dispatcher: Any
     ) -> None:
-        dispatcher.script = says(spell, f"<think>\nhm\n</think>\n\nyes {CALL}")
-        answer = await client.chat.completions.create(model="small", messages=ASKED, tools=TOOLS)
+        dispatcher.script = talk.says(f"<think>\nhm\n</think>\n\nyes {talk.call}")
+        answer = await client.chat.completions.create(
+            model="small", messages=talk.asked, tools=talk.tools
+        )
         message: Any = answer.choices[0].message
         assert (message.reasoning_content, message.content) == ("hm", "yes")
         assert message.tool_calls[0].function.name == "weather"
 
     async def test_it_is_streamed(
-        self, client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell, tokenizers: Any
+        self, talk: Any, client: openai.AsyncOpenAI, dispatcher: Any
     ) -> None:
-        dispatcher.script = says(spell, "hm\n</think>\n\nyes")
+        dispatcher.script = talk.says("hm\n</think>\n\nyes")
         stream = await client.chat.completions.create(
             model="small",
-            messages=ASKED,
+            messages=talk.asked,
             stream=True,
             extra_body={"chat_template_kwargs": {"enable_thinking": True}},
         )
@@ -87,14 +47,14 @@ class TestReasoning:
         assert "".join(told) == "hm"
         assert len([piece for piece in told if piece]) == 2
         assert "".join(delta.content or "" for delta in deltas) == "yes"
-        assert prompt_of(dispatcher, tokenizers).endswith("assistant:<think>\n")
+        assert talk.prompt().endswith("assistant:<think>\n")
 
     async def test_it_is_left_out_when_nobody_wants_it(
-        self, client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell
+        self, talk: Any, client: openai.AsyncOpenAI, dispatcher: Any
     ) -> None:
-        dispatcher.script = says(spell, "<think>hm</think>yes")
+        dispatcher.script = talk.says("<think>hm</think>yes")
         answer = await client.chat.completions.create(
-            model="small", messages=ASKED, extra_body={"include_reasoning": False}
+            model="small", messages=talk.asked, extra_body={"include_reasoning": False}
         )
         message: Any = answer.choices[0].message
         assert message.content == "yes"
@@ -140,6 +100,7 @@ class TestOtherTemplates:
     )
     async def test_marks_that_are_control_tokens_are_read(
         self,
+        talk: Any,
         client: openai.AsyncOpenAI,
         dispatcher: Any,
         spell: Spell,
@@ -154,10 +115,10 @@ class TestOtherTemplates:
         dispatcher.served = (replace(dispatcher.served[0], vocab_size=400),)
         dispatcher.script = [*tokens, FinishReason.STOP]
         answer: Any = await client.chat.completions.create(
-            model="small", messages=ASKED, tools=TOOLS, tool_choice="required"
+            model="small", messages=talk.asked, tools=talk.tools, tool_choice="required"
         )
         (call,) = answer.choices[0].message.tool_calls
-        assert (call.function.name, call.function.arguments) == ("weather", PARIS)
+        assert (call.function.name, call.function.arguments) == ("weather", talk.arguments)
         assert answer.choices[0].message.content is None
         assert (len(call.id) == 9) == ("[TOOL_CALLS]" in template)
         grammar = dispatcher.submitted[0][1].sampling.grammar
@@ -169,17 +130,16 @@ class TestOtherTemplates:
 
     async def test_a_template_that_knows_no_tools_is_told_of_them(
         self,
+        talk: Any,
         client: openai.AsyncOpenAI,
         dispatcher: Any,
-        spell: Spell,
-        tokenizers: Any,
         served: Any,
     ) -> None:
         served("{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}")
-        dispatcher.script = says(spell, CALL)
-        function = {"name": "weather", "arguments": PARIS}
+        dispatcher.script = talk.says(talk.call)
+        function = {"name": "weather", "arguments": talk.arguments}
         history: list[Any] = [
-            *ASKED,
+            *talk.asked,
             {
                 "role": "assistant",
                 "tool_calls": [{"id": "1", "type": "function", "function": function}],
@@ -187,39 +147,43 @@ class TestOtherTemplates:
             {"role": "tool", "tool_call_id": "1", "content": "rain"},
         ]
         answer: Any = await client.chat.completions.create(
-            model="small", messages=history, tools=TOOLS
+            model="small", messages=history, tools=talk.tools
         )
-        assert answer.choices[0].message.tool_calls[0].function.arguments == PARIS
-        prompt = prompt_of(dispatcher, tokenizers)
+        assert answer.choices[0].message.tool_calls[0].function.arguments == talk.arguments
+        prompt = talk.prompt()
         assert prompt.startswith("system:")
         assert '"name": "weather"' in prompt
-        assert f"assistant:{CALL}\nuser:<tool_response>\nrain\n</tool_response>" in prompt
+        assert f"assistant:{talk.call}\nuser:<tool_response>\nrain\n</tool_response>" in prompt
 
     async def test_a_form_that_nobody_knows_is_refused(
-        self, client: openai.AsyncOpenAI, served: Any
+        self, talk: Any, client: openai.AsyncOpenAI, served: Any
     ) -> None:
         served("{{ tools }} in a way of its own")
         with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
-            await client.chat.completions.create(model="small", messages=ASKED, tools=TOOLS)
+            await client.chat.completions.create(
+                model="small", messages=talk.asked, tools=talk.tools
+            )
 
 
 async def test_over_grpc_the_same_calls_and_reasoning_are_told(
-    dispatcher: Any, spell: Spell, tokenizers: Any
+    talk: Any, dispatcher: Any, tokenizers: Any
 ) -> None:
     """One request path: what HTTP tells is in the messages."""
     service = GenerationService(dispatcher, tokenizers)
-    function = {"name": "weather", "arguments": PARIS}
+    function = {"name": "weather", "arguments": talk.arguments}
     history: list[Any] = [
-        *ASKED,
+        *talk.asked,
         {"role": "assistant", "tool_calls": [{"id": "call_1", "function": function}]},
         {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
     ]
-    request = build_request(messages=history, tools=TOOLS, tool_choice="weather")
-    dispatcher.script = says(spell, f"<think>hm</think>{CALL}")
+    request = build_request(messages=history, tools=talk.tools, tool_choice="weather")
+    dispatcher.script = talk.says(f"<think>hm</think>{talk.call}")
     response = await service.generate(request)
-    assert "tool:rain=call_1" in prompt_of(dispatcher, tokenizers)
+    assert "tool:rain=call_1" in talk.prompt()
     assert dispatcher.submitted[0][1].sampling.grammar
     (choice,) = response.choices
     assert (choice.text, choice.reasoning) == ("", "hm")
-    assert [(call.name, call.arguments) for call in choice.tool_calls] == [("weather", PARIS)]
+    assert [(call.name, call.arguments) for call in choice.tool_calls] == [
+        ("weather", talk.arguments)
+    ]
     assert choice.finish_reason == pb.FINISH_REASON_TOOL_CALLS

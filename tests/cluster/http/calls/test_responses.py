@@ -1,17 +1,12 @@
 """Responses, asked by OpenAI's own client."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
-from tokenizers import Tokenizer
 
-from blockyard.cluster.request.chat_template import ChatTemplate
-from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.scheduler.request import FinishReason
-from blockyard.workers.description import ModelDescription
 
 Spell = Callable[[str], list[int]]
 TEMPLATE = """
@@ -26,28 +21,12 @@ SAID = '<think>hm</think>I look.\n<tool_call>{"name": "weather", "arguments": {"
 
 
 @pytest.fixture
-def description(description: ModelDescription) -> ModelDescription:
-    return replace(description, context_tokens=2048)
+def template() -> str:
+    return TEMPLATE
 
 
-@pytest.fixture
-def tokenizers(inner_tokenizer: Tokenizer) -> dict[str, ModelTokenizer]:
-    inner = Tokenizer.from_str(inner_tokenizer.to_str())
-    return {"small": ModelTokenizer(inner, ChatTemplate(TEMPLATE, {}))}
-
-
-def says(spell: Spell, text: str, end: FinishReason = FinishReason.STOP) -> list[Any]:
-    return [*([token] for token in spell(text)), end]
-
-
-def prompt_of(dispatcher: Any, tokenizers: Any) -> str:
-    return str(tokenizers["small"].decode_all(dispatcher.submitted[-1][1].prompt_token_ids))
-
-
-async def test_a_text(
-    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell, tokenizers: Any
-) -> None:
-    dispatcher.script = says(spell, "good day")
+async def test_a_text(talk: Any, client: openai.AsyncOpenAI, dispatcher: Any) -> None:
+    dispatcher.script = talk.says("good day")
     response = await client.responses.create(
         model="small",
         input="hello",
@@ -71,13 +50,13 @@ async def test_a_text(
     assert response.usage.output_tokens == 8
     assert response.usage.input_tokens_details.cached_tokens == 3
     assert (spec.sampling.max_tokens, spec.sampling.temperature) == (50, 0.5)
-    assert prompt_of(dispatcher, tokenizers) == "<system>be kind<user>hello"
+    assert talk.prompt() == "<system>be kind<user>hello"
 
 
 async def test_items_reach_the_template(
-    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell, tokenizers: Any
+    talk: Any, client: openai.AsyncOpenAI, dispatcher: Any
 ) -> None:
-    dispatcher.script = says(spell, SAID)
+    dispatcher.script = talk.says(SAID)
     first = await client.responses.create(model="small", input="hello", tools=TOOLS)
     parts: list[Any] = list(first.output)
     (thought, message, call) = parts
@@ -88,14 +67,14 @@ async def test_items_reach_the_template(
         {"type": "function_call_output", "call_id": call.call_id, "output": "rain"},
     ]
     await client.responses.create(model="small", input=items, tools=TOOLS)
-    prompt = prompt_of(dispatcher, tokenizers)
+    prompt = talk.prompt()
     assert prompt == "<system>brief<user>hello<assistant>I look.!weather?hm<tool>rain#1"
 
 
 async def test_reasoning_text_and_calls_are_items(
-    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell
+    talk: Any, client: openai.AsyncOpenAI, dispatcher: Any
 ) -> None:
-    dispatcher.script = says(spell, SAID)
+    dispatcher.script = talk.says(SAID)
     response: Any = await client.responses.create(model="small", input="hello", tools=TOOLS)
     thought, message, call = response.output
     assert (thought.type, thought.content[0].text) == ("reasoning", "hm")
@@ -106,9 +85,9 @@ async def test_reasoning_text_and_calls_are_items(
 
 
 async def test_a_stream_adds_up_to_the_whole(
-    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell
+    talk: Any, client: openai.AsyncOpenAI, dispatcher: Any
 ) -> None:
-    dispatcher.script = says(spell, SAID)
+    dispatcher.script = talk.says(SAID)
     stream = await client.responses.create(model="small", input="hello", tools=TOOLS, stream=True)
     events: list[Any] = [event async for event in stream]
     kinds = [event.type for event in events]
@@ -129,15 +108,15 @@ async def test_a_stream_adds_up_to_the_whole(
     done = [event.item for event in events if event.type == "response.output_item.done"]
     assert [item.model_dump() for item in whole.output] == [item.model_dump() for item in done]
     assert whole.output_text == "I look."
-    dispatcher.script = says(spell, SAID)
+    dispatcher.script = talk.says(SAID)
     plain = await client.responses.create(model="small", input="hello", tools=TOOLS)
     assert [item.type for item in plain.output] == [item.type for item in whole.output]
 
 
 async def test_the_client_s_own_reader_of_streams_follows(
-    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell
+    talk: Any, client: openai.AsyncOpenAI, dispatcher: Any
 ) -> None:
-    dispatcher.script = says(spell, "good day")
+    dispatcher.script = talk.says("good day")
     async with client.responses.stream(model="small", input="hello") as stream:
         texts = [
             event.delta async for event in stream if event.type == "response.output_text.delta"
@@ -147,9 +126,9 @@ async def test_the_client_s_own_reader_of_streams_follows(
 
 
 async def test_an_answer_cut_off_is_incomplete(
-    client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell
+    talk: Any, client: openai.AsyncOpenAI, dispatcher: Any
 ) -> None:
-    dispatcher.script = says(spell, "good", FinishReason.LENGTH)
+    dispatcher.script = talk.says("good", FinishReason.LENGTH)
     response = await client.responses.create(model="small", input="hello", max_output_tokens=4)
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
@@ -158,8 +137,8 @@ async def test_an_answer_cut_off_is_incomplete(
     assert output.status == "incomplete"
 
 
-async def test_a_form_is_kept_to(client: openai.AsyncOpenAI, dispatcher: Any, spell: Spell) -> None:
-    dispatcher.script = says(spell, "{}")
+async def test_a_form_is_kept_to(talk: Any, client: openai.AsyncOpenAI, dispatcher: Any) -> None:
+    dispatcher.script = talk.says("{}")
     schema: Any = {"type": "object", "properties": {"unusual": {"type": "integer"}}}
     form: Any = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
     response: Any = await client.responses.create(model="small", input="hello", text=form)
