@@ -53,7 +53,8 @@ class Engine:
         repair: Callable[[], Awaitable[Group]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
+        """The one that steps now; another, once its blocks are gone."""
         self._group = group
         self.deliver = deliver
         self._on_lost = on_lost
@@ -61,11 +62,8 @@ class Engine:
         self.succession = Succession(repair, self._note_change)
         self._old_keys: tuple[bytes, ...] = ()
         self._clock = clock
-        self.shadow = ShadowFeed(
-            scheduler.ledger().blocks.total * scheduler.config.block_size,
-            scheduler.config.max_context_tokens,
-            clock,
-        )
+        slots = scheduler.ledger().blocks.total * scheduler.config.block_size
+        self.shadow = ShadowFeed(slots, scheduler.config.max_context_tokens, clock)
         self._listeners: list[EngineListener] = [self.shadow]
         self.adapters = EngineAdapters(self)
         self.step_meter = StepMeter()
@@ -90,7 +88,7 @@ class Engine:
     @property
     def num_requests(self) -> int:
         """Requests that are live."""
-        return self._scheduler.num_requests
+        return self.scheduler.num_requests
 
     def submit(self, spec: RequestSpec) -> int:
         """Queue a request; returns the most tokens of an answer.
@@ -99,7 +97,7 @@ class Engine:
             RequestRefused: it can never fit, too many wait, or the engine drains or is lost.
         """
         self._before_request(spec, begun=False)
-        max_tokens = self._scheduler.submit(spec, self._clock())
+        max_tokens = self.scheduler.submit(spec, self._clock())
         for listener in self._listeners:
             listener.submitted(spec)
         self._idle.clear()
@@ -113,7 +111,7 @@ class Engine:
             RequestRefused: it can never be finished here, or the engine drains or is lost.
         """
         self._before_request(snapshot.spec, begun=True)
-        self._scheduler.resume(snapshot, self._clock())
+        self.scheduler.resume(snapshot, self._clock())
         for listener in self._listeners:
             listener.resumed(snapshot)
         self._idle.clear()
@@ -126,15 +124,15 @@ class Engine:
 
     def serves(self, request_id: str) -> bool:
         """Whether any choice of a request has not ended."""
-        return self._scheduler.serves(request_id)
+        return self.scheduler.serves(request_id)
 
     def explain(self, request_id: str) -> tuple[Explanation, ...]:
         """Why each choice of a request waits; empty when it is not live."""
-        return self._scheduler.explain(request_id)
+        return self.scheduler.explain(request_id)
 
     def abort(self, request_id: str, choice: int | None = None) -> bool:
         """Free the blocks of a request or a choice now; False if it is not live. Safe twice."""
-        aborted = self._scheduler.abort(request_id, choice)
+        aborted = self.scheduler.abort(request_id, choice)
         for listener in self._listeners:
             listener.aborted(request_id, choice)
         self._note_idle()
@@ -143,7 +141,7 @@ class Engine:
 
     def start_drain(self) -> None:
         """Refuse newcomers from now on; what was admitted goes on to its end."""
-        self._scheduler.start_drain()
+        self.scheduler.start_drain()
         self._note_change()
 
     async def wait_idle(self) -> None:
@@ -152,26 +150,26 @@ class Engine:
 
     def ledger(self) -> GroupLedger:
         """The books as they stand."""
-        return self._scheduler.ledger()
+        return self.scheduler.ledger()
 
     def take_prefix_events(self) -> PrefixEvents:
         """What came into the prefix index and what left it since the last call."""
-        events = self._scheduler.take_prefix_events()
+        events = self.scheduler.take_prefix_events()
         gone, self._old_keys = self._old_keys, ()
         return replace(events, removed=(*gone, *events.removed)) if gone else events
 
     def prefix_keys(self) -> tuple[bytes, ...]:
         """Keys of all blocks that can be found. Walks the index."""
-        return tuple(block.key for block in self._scheduler.prefix_snapshot())
+        return tuple(block.key for block in self.scheduler.prefix_snapshot())
 
     def stalled_seconds(self) -> float:
         """How long work has waited since the last finished step; 0 when nothing waits."""
-        waits = self._scheduler.has_work and not self.succession.wanted
+        waits = self.scheduler.has_work and not self.succession.wanted
         return self._clock() - self._last_progress if waits else 0.0
 
     def check(self) -> None:
         """Prove the invariants of everything the engine owns."""
-        self._scheduler.check()
+        self.scheduler.check()
 
     async def run(self) -> None:
         """Step while there is work, sleep while there is none; returns when the group is lost."""
@@ -215,7 +213,7 @@ class Engine:
         """Go on with a group whose pools are empty."""
         self._group = group
         self._old_keys += self.prefix_keys()
-        self._scheduler = restarted(self._scheduler, self._clock(), group.weight_version)
+        self.scheduler = restarted(self.scheduler, self._clock(), group.weight_version)
         self._group.on_change(self._take_acknowledged)
         self._last_progress = self._clock()
         self._note_change()
@@ -229,12 +227,12 @@ class Engine:
         Raises:
             GroupLost: a rank is gone.
         """
-        while not self.succession.wanted and self._scheduler.may_plan and self._schedule():
+        while not self.succession.wanted and self.scheduler.may_plan and self._schedule():
             pass
         if not self._under_way:
             return False
         # While there is room for another step, whatever changes may bring it about.
-        changed = self._changed if self._scheduler.may_plan else None
+        changed = self._changed if self.scheduler.may_plan else None
         result = await self._under_way.end_oldest(unless=changed)
         if result is not None:
             self._update(result)
@@ -243,12 +241,12 @@ class Engine:
     def _schedule(self) -> bool:
         """Plan one more step and send it on its way; False when there is nothing to compute."""
         now = self._clock()
-        if dropped := self._scheduler.expire(now):
+        if dropped := self.scheduler.expire(now):
             self.deliver(dropped)
             for update in dropped:
                 for listener in self._listeners:
                     listener.aborted(update.request_id, None)
-        plan = self._scheduler.plan(now)
+        plan = self.scheduler.plan(now)
         if plan is None:
             return False
         self._under_way.start(self._group.execute(plan))
@@ -260,13 +258,13 @@ class Engine:
     def _update(self, result: StepResult) -> None:
         """Book the oldest step under way and tell what is new."""
         arrived = self._last_progress = self._clock()
-        updates = self._scheduler.commit(result, arrived)
+        updates = self.scheduler.commit(result, arrived)
         self.succession.step_ended()
         self.deliver(updates)
         for listener in self._listeners:
             listener.stepped(updates)
         self.step_meter.ended(result, arrived, self._clock())
-        self.step_log.ended(more=self._scheduler.has_work)
+        self.step_log.ended(more=self.scheduler.has_work)
         self._note_change()
 
     def _before_request(self, spec: RequestSpec, begun: bool) -> None:
@@ -275,11 +273,11 @@ class Engine:
                 RefusalCode.UNAVAILABLE, "the workers of this group were lost; try again shortly"
             )
         self.adapters.check(spec.extras, begun)
-        if not self._scheduler.has_work:
+        if not self.scheduler.has_work:
             self._last_progress = self._clock()
 
     def _take_acknowledged(self) -> None:
-        self._scheduler.acknowledge(self._group.acknowledged_step)
+        self.scheduler.acknowledge(self._group.acknowledged_step)
         self._note_change()
 
     def _note_change(self) -> None:
@@ -287,7 +285,7 @@ class Engine:
         self._on_change()
 
     def _note_idle(self) -> None:
-        if not self._scheduler.has_work:
+        if not self.scheduler.has_work:
             self._idle.set()
 
     def _lose(self, reason: str) -> None:

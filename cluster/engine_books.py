@@ -86,7 +86,7 @@ class EngineBooks:
 
     async def _draw(self, connection: Connection[Any], question: AskYard) -> None:
         try:
-            yard = await look_at_yard(self._engine._scheduler, question.max_cells)
+            yard = await look_at_yard(self._engine.scheduler, question.max_cells)
         except Exception:
             # Who asks learns it from the silence; who serves must not learn it at all.
             logger.exception("the yard could not be drawn")

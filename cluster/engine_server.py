@@ -119,7 +119,7 @@ class EngineServer:
 
     def standing(self) -> Standing | None:
         """Who waits and who would give way, where the group is full."""
-        return standing_of(self.engine._scheduler)
+        return standing_of(self.engine.scheduler)
 
     def start_drain(self) -> None:
         """Refuse newcomers; what was admitted goes on to its end."""
@@ -145,14 +145,14 @@ class EngineServer:
         """
         if self._draining:
             return 0
-        chosen = choose_yielding(self.engine._scheduler, requests, tokens)
+        chosen = choose_yielding(self.engine.scheduler, requests, tokens)
         for request_id in chosen:
             self._let_go(request_id, taker)
         return len(chosen)
 
     def pass_on(self, request_id: str, taker: str) -> int:
         """Let go of one that waits, for another group makes way for it; how many went."""
-        if self._draining or not may_yield(self.engine._scheduler, request_id):
+        if self._draining or not may_yield(self.engine.scheduler, request_id):
             return 0
         self._let_go(request_id, taker)
         return 1
@@ -160,7 +160,7 @@ class EngineServer:
     def make_way(self, beneficiary: str, ways: Sequence[WayOut]) -> None:
         """Note how some go who run here, should they be preempted for that request."""
         if not self._draining:
-            order_ways_out(self.engine._scheduler, beneficiary, ways)
+            order_ways_out(self.engine.scheduler, beneficiary, ways)
 
     def drop_wires(self) -> None:
         """Hang up on every ingress; each may come back."""
@@ -267,7 +267,7 @@ class EngineServer:
         for update in updates:
             if update.finish_reason is not None:
                 self._forget_ended(update.request_id)
-        for mover in take_movers(self.engine._scheduler):
+        for mover in take_movers(self.engine.scheduler):
             if not self._draining:
                 self._let_go(mover.request_id, mover.taker)
 

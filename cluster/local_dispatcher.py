@@ -143,7 +143,7 @@ class LocalDispatcher:
         """The books with the contiguous shadow, and a picture of the pool."""
         books = GroupBooks(self.engine.ledger(), self.engine.shadow.reports())
         report = GroupReport("local", self._model.name, self._device, "", books)
-        return (GroupYard(report, await look_at_yard(self.engine._scheduler, max_cells)),)
+        return (GroupYard(report, await look_at_yard(self.engine.scheduler, max_cells)),)
 
     async def requests(
         self, tenant: str, name: str, call_off: bool = False

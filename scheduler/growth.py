@@ -45,7 +45,9 @@ def grow_all(batch: Batch, draft: PlanDraft, due: list[Request]) -> list[Request
     if batch.pool.num_available < len(due) + others:
         return due
     growing = [request for request in due if request.table.num_slots + 1 < request.end_at]
-    ending = [r for r in due if r not in growing] if len(growing) < len(due) else []
+    ending: list[Request] = []
+    if len(growing) < len(due):
+        ending = [request for request in due if request.table.num_slots + 1 >= request.end_at]
     block_ids = batch.pool.allocate(len(growing)) or ()
     batch.watermark.observe(len(block_ids), 0)
     draft.grant(growing, block_ids)

@@ -85,7 +85,7 @@ class EngineFaults:
                 loop.call_later(_LAST_WORDS_SECONDS, self._server.drop_wires)
                 return "the wires to all ingresses were cut"
             case Fault.FILL_HOST_POOL:
-                scheduler = self._server.engine._scheduler
+                scheduler = self._server.engine.scheduler
                 num_blocks = set_host_blocks_aside(scheduler, True)
                 # One that has taken its place meanwhile has a pool of its own.
                 loop.call_later(seconds, set_host_blocks_aside, scheduler, False)
