@@ -39,7 +39,7 @@ class HttpFront:
         observer: RequestObserver | None = None,
         states: StateApi | None = None,
     ) -> None:
-        """`pages` are for people; with `keys` every call but probes must show one of them."""
+        """`pages` are for people; see `HttpApi`."""
         self._api = HttpApi(
             dispatcher, tokenizers, pages=pages, keys=keys, observer=observer, states=states
         )

@@ -21,6 +21,7 @@ from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.dashboard.yard_feed import YardFeed
 from blockyard.cluster.dashboard.yard_routes import yard_routes
 from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
+from blockyard.cluster.dashboard.yard_view import YardView
 from blockyard.cluster.grpc_front import GrpcFront
 from blockyard.cluster.grpc_keys import traceparent_of
 from blockyard.cluster.grpc_status import ServeContext, set_status
@@ -91,7 +92,8 @@ class IngressReplica:
         )
         port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}", config.tls)
         logger.info("the ingress listens on port %d", port)
-        self._yard = YardFeed(self._dispatcher)
+        chats = [name for name, each in tokenizers.items() if each.has_chat_template]
+        self._yard = YardFeed(self._dispatcher, view=YardView(chats))
         self._http = HttpFront(
             self._dispatcher, tokenizers, yard_routes(self._yard), keys, observer, states
         )

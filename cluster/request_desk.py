@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from blockyard.cluster.engine import Engine
+from blockyard.cluster.request.caller import belongs_to
 from blockyard.cluster.served_request import ServedRequest
 from blockyard.scheduler.explain import Explanation
 from blockyard.scheduler.request import FinishReason, RequestSpec, RequestUpdate
@@ -71,7 +72,7 @@ class RequestDesk:
         return [
             spec
             for spec in self._specs.values()
-            if name in (spec.name, spec.request_id) and _is_of(spec, tenant)
+            if is_called(spec, name) and belongs_to(spec.tenant, tenant)
         ]
 
     def _served(self, tenant: str, spec: RequestSpec) -> ServedRequest:
@@ -85,7 +86,9 @@ class RequestDesk:
 
         def known(request_id: str) -> str:
             spec = self._specs.get(request_id)
-            return _public(spec) if spec is not None and _is_of(spec, tenant) else ""
+            if spec is None or not belongs_to(spec.tenant, tenant):
+                return ""
+            return _public(spec)
 
         holders = tuple(
             replace(holder, request_id=known(holder.request_id)) for holder in explanation.holders
@@ -102,6 +105,5 @@ def _public(spec: RequestSpec) -> str:
     return spec.name or spec.request_id
 
 
-def _is_of(spec: RequestSpec, tenant: str) -> bool:
-    """Whether a request is a tenant's; without keys there is none, and all is everybody's."""
-    return not tenant or spec.tenant == tenant or spec.tenant.startswith(f"{tenant}/")
+def _public(spec: RequestSpec) -> str:
+    return spec.name or spec.request_id

@@ -171,4 +171,6 @@ def _describe(request: Request, explained: Explanation | None) -> YardRequest:
         behind=explained.behind if explained else "",
         blocks_short=explained.blocks_short if explained else 0,
         estimate_seconds=explained.estimate_seconds if explained else None,
+        tenant=request.spec.tenant,
+        name=request.spec.name,
     )

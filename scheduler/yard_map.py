@@ -18,6 +18,7 @@ class YardRequest:
 
     Attributes:
         request_id, choice, state, priority: who it is and where it stands.
+        tenant, name: whose it is, and what its client calls it, if anything.
         prompt_tokens, output_tokens, max_tokens: what it was given, has made, and may make.
         computed_tokens: tokens whose KV is in its blocks.
         num_blocks: blocks in its table, shared ones counted.
@@ -40,6 +41,8 @@ class YardRequest:
     behind: str = ""
     blocks_short: int = 0
     estimate_seconds: float | None = None
+    tenant: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

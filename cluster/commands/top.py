@@ -1,15 +1,17 @@
 """`blockyard top`: the yard page's news on a terminal, as they come."""
 
 import json
+import os
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Annotated, Any
 
 import typer
 
-from blockyard.cluster.commands.errors import fail
+from blockyard.cluster.commands.errors import EXIT_MISUSED, fail
 
 __all__ = ["top"]
 
@@ -30,7 +32,9 @@ def top(
     from rich.console import Console
     from rich.live import Live
 
+    from blockyard.cluster.client import API_KEY_VARIABLE
     from blockyard.cluster.dashboard.yard_text import show_yard
+    from blockyard.cluster.tls import BadTlsVariable
 
     console = Console()
     try:
@@ -48,6 +52,14 @@ def top(
         return
     except StopIteration:
         raise fail("no group is up at the moment") from None
+    except BadTlsVariable as error:
+        raise fail(str(error), EXIT_MISUSED) from None
+    except urllib.error.HTTPError as error:
+        if error.code != HTTPStatus.UNAUTHORIZED:
+            raise fail(f"the server at {url} answered {error.code} {error.reason}") from None
+        raise fail(
+            f"the server at {url} asks for an API key; put one into {API_KEY_VARIABLE}"
+        ) from None
     except (OSError, ValueError) as error:
         raise fail(
             f"no yard at {url} ({error}); start a server with `blockyard serve --http-port 8000`, "
@@ -73,8 +85,15 @@ def _groups(news: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _news(url: str, group: str) -> Iterator[dict[str, Any]]:
+    from blockyard.cluster.client import API_KEY_VARIABLE
+    from blockyard.cluster.tls import environment_context
+
     address = f"{url.rstrip('/')}/yard/news?{urllib.parse.urlencode({'group': group})}"
-    with urllib.request.urlopen(address, timeout=_ANSWER_SECONDS) as stream:
+    key = os.environ.get(API_KEY_VARIABLE)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    asked = urllib.request.Request(address, headers=headers)
+    context = environment_context()
+    with urllib.request.urlopen(asked, timeout=_ANSWER_SECONDS, context=context) as stream:
         for line in stream:
             if line.startswith(b"data: "):
                 yield json.loads(line[6:])

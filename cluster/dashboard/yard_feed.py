@@ -1,7 +1,7 @@
-"""What the yard page is told: books of every group and a picture of one pool, as JSON.
+"""When the yard page is told news: while somebody watches, and as often as looking costs little.
 
 Nothing runs for nobody: a watcher's own call looks, and watchers of the same group share a look.
-What takes long is looked at less often. Knows no HTTP. Units: seconds; ratios from 0 to 1.
+What takes long is looked at less often. Knows no HTTP. Units: seconds.
 """
 
 import asyncio
@@ -9,14 +9,13 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
-
+from blockyard.cluster.dashboard.yard_view import YardView
 from blockyard.cluster.dispatch import GroupYard
-from blockyard.scheduler.contiguous.shadow_report import PolicyReport
+from blockyard.cluster.request.caller import ANYBODY, Caller
 
-__all__ = ["MAX_CELLS", "YardFeed", "YardSource", "yard_json"]
+__all__ = ["MAX_CELLS", "YardFeed", "YardSource"]
 
 MAX_CELLS = 4096
 """Cells of a picture: what a person can tell apart on a screen."""
@@ -35,10 +34,12 @@ class YardSource(Protocol):
 
 @dataclass(slots=True)
 class _Look:
-    """The newest look at one group."""
+    """The newest look at one group, and news made of it by tenant and whether that one sees all."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    news: bytes = b""
+    yards: tuple[GroupYard, ...] = ()
+    at: float = 0.0
+    news: dict[tuple[str, bool], bytes] = field(default_factory=dict)
     taken_at: float = float("-inf")
     interval: float = 0.0
 
@@ -51,8 +52,10 @@ class YardFeed:
         source: YardSource,
         interval_seconds: float = _INTERVAL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        view: YardView | None = None,
     ) -> None:
         self._source = source
+        self._view = view if view is not None else YardView()
         self._interval = interval_seconds
         self._clock = clock
         self._looks: dict[str, _Look] = {}
@@ -62,68 +65,25 @@ class YardFeed:
         """Let every watch end by itself, so that none holds up a server that stops."""
         self._ended.set()
 
-    async def watch(self, group_id: str) -> AsyncGenerator[bytes, None]:
+    async def watch(self, group_id: str, viewer: Caller = ANYBODY) -> AsyncGenerator[bytes, None]:
         """News of that group now and at each interval; a slow reader skips some."""
         look = self._looks.setdefault(group_id, _Look())
         while not self._ended.is_set():
-            yield await self._news(look, group_id)
+            yield await self._news(look, group_id, viewer)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._interval, look.interval)):
                     await self._ended.wait()
 
-    async def _news(self, look: _Look, group_id: str) -> bytes:
+    async def _news(self, look: _Look, group_id: str, viewer: Caller) -> bytes:
         async with look.lock:
             started = self._clock()
             if started - look.taken_at >= max(self._interval, look.interval):
-                look.news = yard_json(await self._source.yards(group_id, MAX_CELLS), time.time())
+                look.yards = await self._source.yards(group_id, MAX_CELLS)
+                look.at = time.time()
+                look.news = {}
                 look.taken_at = self._clock()
                 look.interval = (look.taken_at - started) / _LOOK_SHARE
-            return look.news
-
-
-def yard_json(yards: tuple[GroupYard, ...], now: float) -> bytes:
-    """One line of JSON; a picture's cells are base64. `now` is in seconds since 1970."""
-    return msgspec.json.encode({"time": now, "groups": [_group(yard) for yard in yards]})
-
-
-def _group(found: GroupYard) -> dict[str, Any]:
-    report, ledger = found.report, found.report.ledger
-    slots = ledger.blocks.total * ledger.block_size
-    return {
-        "id": report.group_id,
-        "model": report.model,
-        "device": report.device,
-        "dtype": report.dtype,
-        "block_size": ledger.block_size,
-        "step": ledger.step,
-        "blocks": ledger.blocks,
-        "host_blocks": ledger.host_blocks,
-        "slots": ledger.slots,
-        "requests": ledger.requests,
-        "preempted": ledger.preempted,
-        "stalled_steps": ledger.stalled_steps,
-        "shares": {
-            "tokens": ledger.slots.filled / slots,
-            "reservation": ledger.slots.promised / slots,
-            "internal": ledger.slots.empty_tail / slots,
-            "external": 0.0,
-        },
-        "contiguous": [_contiguous(policy) for policy in report.books.shadow],
-        "yard": found.yard,
-    }
-
-
-def _contiguous(policy: PolicyReport) -> dict[str, Any]:
-    books = policy.books
-    return {
-        "policy": books.policy,
-        "running": books.running,
-        "queued": policy.queued,
-        "shares": {
-            "tokens": books.filled / books.capacity,
-            "reservation": books.reservation / books.capacity,
-            "internal": books.internal / books.capacity,
-            # Free, and of no use for a request that needs more than the largest hole.
-            "external": (books.free - books.largest_hole) / books.capacity,
-        },
-    }
+            sight = (viewer.tenant, viewer.sees_all)
+            if sight not in look.news:
+                look.news[sight] = self._view.news(look.yards, look.at, viewer)
+            return look.news[sight]

@@ -19,6 +19,7 @@ _SHADES = "░▒▓█"
 _NOBODY = 0xFFFF
 _MOST_MAP_ROWS = 24
 _MOST_REQUESTS = 12
+_OTHERS = "(another tenant's)"
 _PLAIN = ("red", "green", "yellow", "blue", "magenta", "cyan")
 _COLOURS = (*_PLAIN, *(f"bright_{colour}" for colour in _PLAIN))
 
@@ -81,7 +82,7 @@ def _map(yard: Mapping[str, Any], width: int) -> Text:
 def _colour(requests: list[Mapping[str, Any]], owner: int) -> str:
     if owner == _NOBODY:
         return "white"
-    return _COLOURS[zlib.crc32(requests[owner]["request_id"].encode()) % len(_COLOURS)]
+    return _COLOURS[zlib.crc32(requests[owner]["mark"].encode()) % len(_COLOURS)]
 
 
 def _requests(group: Mapping[str, Any]) -> RenderableType:
@@ -98,8 +99,9 @@ def _requests(group: Mapping[str, Any]) -> RenderableType:
         if request["blocks_short"]:
             why += f", {request['blocks_short']} short"
         choice = f" #{request['choice']}" if request["choice"] else ""
+        name = (request["request_id"] or _OTHERS) + choice
         table.add_row(
-            Text(request["request_id"] + choice, _colour(group["yard"]["requests"], index)),
+            Text(name, _colour(group["yard"]["requests"], index)),
             request["state"],
             f"{request['prompt_tokens']:,}",
             f"{request['output_tokens']:,} of {request['max_tokens']:,}",

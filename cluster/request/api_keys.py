@@ -21,6 +21,7 @@ __all__ = ["ApiKey", "KeyRing", "read_api_keys"]
 _SCHEME = "bearer "
 _LEAST_CHARACTERS = 16
 _ADMIN = "admin"
+_FORM = f"`TENANT KEY [MAX_LIVE] [{_ADMIN}]`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def read_api_keys(file: Path) -> tuple[ApiKey, ...]:
         except (ValueError, ApiError) as error:
             raise ValueError(f"line {number} of the API keys: {error}") from None
     if not keys:
-        raise ValueError("the file of API keys has none; give `TENANT KEY [MAX_LIVE] [admin]` in a line")
+        raise ValueError(f"the file of API keys has none; give {_FORM} in a line")
     if len({key.digest for key in keys}) < len(keys):
         raise ValueError("the file of API keys has one key twice")
     return tuple(keys)
@@ -136,7 +137,7 @@ def _read_key(words: list[str]) -> ApiKey:
     if is_admin:
         words = words[:-1]
     if len(words) not in (2, 3):
-        raise ValueError("has too few or too many words; give `TENANT KEY [MAX_LIVE] [admin]`")
+        raise ValueError(f"has too few or too many words; give {_FORM}")
     tenant, key, *limit = words
     check_name("tenant", tenant)
     if len(key) < _LEAST_CHARACTERS:

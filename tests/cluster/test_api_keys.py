@@ -152,6 +152,8 @@ async def test_a_tenant_has_as_many_live_as_it_may(guarded: Any, web: Any, dispa
         (f"blue {KEY} 0\n", "at least 1"),
         ("blue short\n", "at least 16"),
         (f"b/l {KEY}\n", "line 1"),
+        (f"blue {KEY} 1 root\n", "too many words"),
+        ("blue admin\n", "at least 16"),
         (f"blue {KEY}\nred {KEY}\n", "twice"),
     ],
 )
@@ -163,6 +165,13 @@ def test_files_that_are_refused_say_where_and_not_the_key(
     with pytest.raises(ValueError, match=words) as refused:
         read_api_keys(file)
     assert KEY not in str(refused.value)
+
+
+def test_administrators_are_named_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"blue {KEY} 3 admin\nred {OTHER} admin\ngreen {KEY}{KEY} 2\n")
+    found = [(key.tenant, key.max_live, key.is_admin) for key in read_api_keys(file)]
+    assert found == [("blue", 3, True), ("red", None, True), ("green", 2, False)]
 
 
 def test_counts_end_with_their_requests(keys: KeyRing) -> None:

@@ -1,54 +1,73 @@
 // The box that sends a prompt over the OpenAI-compatible API and shows the answer as it comes.
 
-export function listenToForm(form, answer, stop) {
-  let running = null;
-  stop.addEventListener("click", () => running?.abort());
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    running?.abort();
-    const mine = (running = new AbortController());
-    stop.disabled = false;
-    answer.classList.remove("failed");
-    answer.textContent = "";
+import { call, events } from "./server.js";
+
+// A model with a chat template is asked as a person would ask it, others to go on with a text.
+const FORMS = {
+  chat: {
+    path: "/v1/chat/completions",
+    hint: "Asked as a chat.",
+    body: (prompt) => ({ messages: [{ role: "user", content: prompt }] }),
+    text: ({ delta }) => (delta?.reasoning_content ?? "") + (delta?.content ?? ""),
+  },
+  text: {
+    path: "/v1/completions",
+    hint: "This model has no chat template: it goes on with the text.",
+    body: (prompt) => ({ prompt }),
+    text: (choice) => choice.text ?? "",
+  },
+};
+
+export class Ask {
+  constructor(form, answer, stop, hint) {
+    Object.assign(this, { form, answer, stop, hint });
+    this.model = "";
+    this.asked = FORMS.text;
+    this.running = null;
+    stop.addEventListener("click", () => this.running?.abort());
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.ask();
+    });
+  }
+
+  show(group) {
+    this.model = group.model;
+    this.asked = group.chats ? FORMS.chat : FORMS.text;
+    if (this.hint.textContent !== this.asked.hint) this.hint.textContent = this.asked.hint;
+  }
+
+  async ask() {
+    this.running?.abort();
+    const mine = (this.running = new AbortController());
+    this.stop.disabled = false;
+    this.answer.classList.remove("failed");
+    this.answer.textContent = "";
     try {
-      await stream(form.prompt.value, Number(form.tokens.value), answer, mine.signal);
+      await this.stream(mine.signal);
     } catch (error) {
       if (error.name !== "AbortError") {
-        answer.classList.add("failed");
-        answer.textContent = error.message;
+        this.answer.classList.add("failed");
+        this.answer.textContent = error.message;
       }
     }
-    if (running === mine) {
-      running = null;
-      stop.disabled = true;
+    if (this.running === mine) {
+      this.running = null;
+      this.stop.disabled = true;
     }
-  });
-}
-
-async function stream(prompt, maxTokens, answer, signal) {
-  const model = document.getElementById("group").selectedOptions[0]?.text.split(" · ")[0] ?? "";
-  const response = await fetch("/v1/completions", {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify({ model, prompt, max_tokens: maxTokens, stream: true }),
-    signal,
-  });
-  if (!response.ok) {
-    const told = await response.json().catch(() => null);
-    throw new Error(told?.error?.message ?? `the server answered with ${response.status}`);
   }
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
-      const event = JSON.parse(line.slice(6));
+
+  async stream(signal) {
+    const { path, body, text } = this.asked;
+    const { prompt, tokens } = this.form;
+    const asked = { model: this.model, ...body(prompt.value), max_tokens: Number(tokens.value), stream: true };
+    const headers = { "content-type": "application/json" };
+    const response = await call(path, { method: "POST", headers, body: JSON.stringify(asked), signal });
+    for await (const data of events(response)) {
+      if (data === "[DONE]") continue;
+      const event = JSON.parse(data);
       if (event.error) throw new Error(event.error.message);
-      answer.append(event.choices?.[0]?.text ?? "");
+      for (const choice of event.choices ?? []) this.answer.append(text(choice));
     }
   }
 }

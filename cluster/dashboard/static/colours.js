@@ -1,4 +1,5 @@
-// Colours: of requests, and of what the style sheet names. A request keeps its colour for life.
+// Colours: of requests, and of what the style sheet names. A request keeps its colour for life; it is
+// known by its mark, for not everybody may know its name.
 
 const MOST_REMEMBERED = 4096;
 const places = new Map();
@@ -6,11 +7,11 @@ let seen = 0;
 
 // Requests get colours in the order in which they are first seen: those who are served together
 // have come one after the other, and steps of the golden angle keep their hues apart.
-function placeOf(requestId) {
-  let place = places.get(requestId);
+function placeOf(mark) {
+  let place = places.get(mark);
   if (place === undefined) {
     place = seen++;
-    places.set(requestId, place);
+    places.set(mark, place);
     if (places.size > MOST_REMEMBERED) places.delete(places.keys().next().value);
   }
   return place;
@@ -18,10 +19,24 @@ function placeOf(requestId) {
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-export function requestColour(requestId, strength = 1) {
-  const place = placeOf(requestId);
-  const lightness = (dark.matches ? 62 : 46) + 9 * ((place % 3) - 1);
-  return `hsl(${(place * 137.508) % 360} 68% ${lightness}% / ${strength})`;
+function hueAndShade(mark) {
+  const place = placeOf(mark);
+  return [(place * 137.508) % 360, 9 * ((place % 3) - 1)];
+}
+
+// For canvases, which are drawn anew when the theme changes.
+let lightness = parseFloat(named("own-lightness"));
+dark.addEventListener("change", () => { lightness = parseFloat(named("own-lightness")); });
+
+export function requestColour(mark, strength = 1) {
+  const [hue, shade] = hueAndShade(mark);
+  return `hsl(${hue} 68% ${lightness + shade}% / ${strength})`;
+}
+
+// For elements, which follow the theme by themselves.
+export function paint(element, mark) {
+  const [hue, shade] = hueAndShade(mark);
+  element.style.background = `hsl(${hue} 68% calc(var(--own-lightness) + ${shade}%))`;
 }
 
 export function named(name) {

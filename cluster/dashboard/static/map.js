@@ -5,6 +5,10 @@ import { named, onThemeChange, requestColour, sharpen } from "./colours.js";
 const NOBODY = 0xffff;
 const GAP = 1;
 
+function nameOf({ request_id: name, choice }) {
+  return (name ? `request ${name}` : "a request of another tenant") + (choice ? `, answer ${choice}` : "");
+}
+
 function bytesOf(base64) {
   return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
 }
@@ -67,7 +71,7 @@ export class BlockMap {
         const fill = 0.3 + 0.7 * (filled[cell] / 255);
         const share = 0.25 + 0.75 * (active[cell] / 255);
         const owner = owners[cell] === NOBODY ? null : requests[owners[cell]];
-        context.fillStyle = owner ? requestColour(owner.request_id, fill * share) : mark;
+        context.fillStyle = owner ? requestColour(owner.mark, fill * share) : mark;
         context.fillRect(x, y, inner, inner);
       }
       if (cached[cell]) hatch(context, x, y, inner, mark, cached[cell] / 255, false);
@@ -124,7 +128,7 @@ export class BlockMap {
     const text = [
       `${name}: ${parts.join(", ") || "free"}`,
       active ? `${tokens} of ${active * slots} slots hold tokens` : "",
-      active && owner ? `request ${owner.request_id}${owner.choice ? `, answer ${owner.choice}` : ""}` : "",
+      active && owner ? nameOf(owner) : "",
     ].filter(Boolean).join("; ");
     if (this.told.textContent !== text) this.told.textContent = text;
   }

@@ -1,6 +1,6 @@
 // Who is served, why others wait, and who has lost its place.
 
-import { requestColour } from "./colours.js";
+import { paint } from "./colours.js";
 
 const MOST_ROWS = 60;
 const MOST_EVENTS = 50;
@@ -23,14 +23,16 @@ function why(request) {
   return `${REASONS[request.reason] ?? request.reason}${short}${behind}${latest}`;
 }
 
-function tagOf(requestId) {
+function tagOf(mark) {
   const tag = document.createElement("span");
   tag.className = "tag";
-  tag.style.background = requestColour(requestId);
+  paint(tag, mark);
   return tag;
 }
 
-const nameOf = (request) => request.request_id + (request.choice ? ` #${request.choice}` : "");
+// Who may not know whose a request is learns no name of it.
+const nameOf = (request) => (request.request_id || "another tenant's") + (request.choice ? ` #${request.choice}` : "");
+const keyOf = (request) => `${request.mark} ${request.choice}`;
 
 export function showRequests(body, more, group) {
   // Those who wait come first: they are whom somebody looks for.
@@ -39,7 +41,7 @@ export function showRequests(body, more, group) {
   const rows = listed.map((request) => {
     const row = document.createElement("tr");
     const cells = [
-      nameOf(request), request.state, request.priority, request.prompt_tokens,
+      nameOf(request) + (request.tenant && ` · ${request.tenant}`), request.state, request.priority, request.prompt_tokens,
       `${request.output_tokens} of ${request.max_tokens}`, request.num_blocks, request.num_preemptions, why(request),
     ];
     cells.forEach((value, index) => {
@@ -48,12 +50,19 @@ export function showRequests(body, more, group) {
       if (index >= 3 && index <= 6) cell.className = "number";
       row.append(cell);
     });
-    row.firstChild.prepend(tagOf(request.request_id));
+    if (!request.request_id) row.firstChild.classList.add("others");
+    row.firstChild.prepend(tagOf(request.mark));
     return row;
   });
   body.replaceChildren(...rows);
-  const left = group.yard.num_requests - listed.length;
-  more.textContent = left > 0 ? `and ${left.toLocaleString("en")} more` : listed.length ? "" : "nobody is served at the moment";
+  more.textContent = howMany(listed.length, group.yard.num_requests, body.closest(".scroll"));
+}
+
+function howMany(listed, all, region) {
+  if (all === 0) return "nobody is served at the moment";
+  const scroll = region.scrollHeight > region.clientHeight ? "; scroll to see them" : "";
+  if (listed < all) return `${listed} of ${all.toLocaleString("en")} requests, those who wait first${scroll}`;
+  return `${all === 1 ? "1 request" : `all ${all} requests`}${scroll}`;
 }
 
 export class Preemptions {
@@ -64,8 +73,13 @@ export class Preemptions {
   }
 
   clear() {
-    this.before = null;
+    this.forget();
     this.list.replaceChildren();
+  }
+
+  // What comes next may be told by another process, which knows requests by other marks.
+  forget() {
+    this.before = null;
   }
 
   show(time, group) {
@@ -73,14 +87,15 @@ export class Preemptions {
     this.counts.textContent =
       `${swapped} swapped, ${recomputed} to recompute, ${held} only out of the batch; ` +
       `${out} blocks moved to host memory, ${back} back`;
-    const now = new Map(group.yard.requests.map((request) => [nameOf(request), request]));
+    const now = new Map(group.yard.requests.map((request) => [keyOf(request), request]));
     if (this.before !== null) {
       let told = 0;
-      for (const [name, request] of now) {
-        const times = request.num_preemptions - (this.before.requests.get(name)?.num_preemptions ?? 0);
+      for (const [key, request] of now) {
+        const times = request.num_preemptions - (this.before.requests.get(key)?.num_preemptions ?? 0);
         if (times > 0) {
           told += times;
-          this.note(time, `${name} lost its place${request.state === "parked" ? "" : " and is back"}`, request.request_id);
+          const back = request.state === "parked" ? "" : " and is back";
+          this.note(time, `${nameOf(request)} lost its place${back}`, request.mark);
         }
       }
       const all = swapped + recomputed + held;
@@ -90,10 +105,10 @@ export class Preemptions {
     this.before = { requests: now, all: swapped + recomputed + held };
   }
 
-  note(time, words, requestId) {
+  note(time, words, mark) {
     const item = document.createElement("li");
     item.textContent = `${new Date(1000 * time).toLocaleTimeString()} · ${words}`;
-    if (requestId) item.prepend(tagOf(requestId));
+    if (mark) item.prepend(tagOf(mark));
     this.list.prepend(item);
     while (this.list.children.length > MOST_EVENTS) this.list.lastChild.remove();
   }

@@ -3,7 +3,8 @@
 import { Chart } from "./chart.js";
 import { BlockMap } from "./map.js";
 import { Preemptions, showRequests } from "./requests.js";
-import { listenToForm } from "./ask.js";
+import { Ask } from "./ask.js";
+import { News, useKey } from "./server.js";
 
 const byId = (id) => document.getElementById(id);
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
@@ -13,23 +14,30 @@ const map = new BlockMap(byId("map"), byId("map-cell"), byId("map-scale"));
 const blocksChart = new Chart(byId("blocks-chart"), byId("blocks-legend"));
 const contiguousChart = new Chart(byId("contiguous-chart"), byId("contiguous-legend"));
 const preemptions = new Preemptions(byId("preemptions"), byId("preemption-counts"));
+const ask = new Ask(byId("ask"), byId("answer"), byId("stop"), byId("ask-how"));
+const news = new News({
+  opened: () => { preemptions.forget(); setLink("live", false); },
+  came: (text) => {
+    // Drawn with the next frame; news that come faster than frames are drawn once.
+    if (pending === null) requestAnimationFrame(() => { const latest = pending; pending = null; show(JSON.parse(latest)); });
+    pending = text;
+  },
+  lost: () => setLink("the server does not answer; trying again …", true),
+  keyWanted: (message) => { setLink(message, true); byId("key").hidden = false; byId("key").secret.focus(); },
+});
 
-let source = null;
 let shown = "";
 let listed = "";
 let pending = null;
 
 function connect(group) {
-  source?.close();
   shown = group;
-  source = new EventSource(`news?group=${encodeURIComponent(group)}`);
-  source.onmessage = (event) => {
-    // Drawn with the next frame; news that come faster than frames are drawn once.
-    if (pending === null) requestAnimationFrame(() => { const text = pending; pending = null; show(JSON.parse(text)); });
-    pending = event.data;
-  };
-  source.onopen = () => setLink("live", false);
-  source.onerror = () => setLink("the server does not answer; trying again …", true);
+  clear();
+  news.connect(group);
+}
+
+function clear() {
+  for (const part of [blocksChart, contiguousChart, preemptions]) part.clear();
 }
 
 function setLink(text, lost) {
@@ -38,23 +46,24 @@ function setLink(text, lost) {
   link.classList.toggle("lost", lost);
 }
 
-function show(news) {
-  listGroups(news.groups);
-  const group = news.groups.find((each) => each.yard) ?? null;
+function show({ time, groups }) {
+  listGroups(groups);
+  const group = groups.find((each) => each.yard) ?? null;
   if (group === null) { setLink("no group is up", true); return; }
   setLink("live", false);
   if (group.id !== shown) {
     shown = group.id;
     byId("group").value = group.id;
-    for (const part of [blocksChart, contiguousChart, preemptions]) part.clear();
+    clear();
   }
   showFigures(group);
   map.show(group);
-  blocksChart.add(news.time, group.shares);
+  ask.show(group);
+  blocksChart.add(time, group.shares);
   const reserving = group.contiguous.find((each) => each.policy === "max_seq_len");
-  if (reserving) contiguousChart.add(news.time, reserving.shares);
+  if (reserving) contiguousChart.add(time, reserving.shares);
   showRequests(byId("requests"), byId("more"), group);
-  preemptions.show(news.time, group);
+  preemptions.show(time, group);
   document.body.dataset.step = group.step;
 }
 
@@ -91,5 +100,10 @@ function showFigures(group) {
 }
 
 byId("group").addEventListener("change", (event) => connect(event.target.value));
-listenToForm(byId("ask"), byId("answer"), byId("stop"));
+byId("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey(event.target.secret.value.trim());
+  event.target.hidden = true;
+  connect(shown);
+});
 connect("");

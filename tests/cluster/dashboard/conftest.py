@@ -1,10 +1,12 @@
 """A whole server of this process whose steps a test lets happen, and a browser without a screen."""
 
+import hashlib
+import json
 import os
 import shutil
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import pytest
 
 from blockyard.cluster.dashboard.yard_feed import YardFeed
 from blockyard.cluster.dashboard.yard_routes import yard_routes
+from blockyard.cluster.dashboard.yard_view import YardView
 from blockyard.cluster.dispatch import TokenStream
 from blockyard.cluster.http_front import HttpFront
 from blockyard.cluster.local_dispatcher import LocalDispatcher
+from blockyard.cluster.request.api_keys import ApiKey, KeyRing
 from blockyard.cluster.tokenizer import load_tokenizer
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.plan import StepPlan, StepResult
@@ -58,21 +62,34 @@ class Yard:
     url: str
     streams: list[TokenStream] = field(default_factory=list)
 
-    async def submit(self, name: str, num_prompt: int, max_tokens: int, priority: int = 0) -> None:
+    async def submit(
+        self, name: str, num_prompt: int, max_tokens: int, priority: int = 0, tenant: str = ""
+    ) -> None:
         prompt = tuple((7 * n + len(name) + ord(name[-1])) % 250 for n in range(num_prompt))
         sampling = SamplingParams(max_tokens=max_tokens)
-        spec = RequestSpec(name, prompt, sampling, priority)
+        spec = RequestSpec(name, prompt, sampling, priority, tenant)
         self.streams.append(await self.dispatcher.submit("witness", spec))
 
 
 @pytest.fixture
 async def make_yard(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Yard]]]:
-    """Starts servers with so many blocks."""
+    """Starts servers with so many blocks, perhaps with keys; `template` replaces the model's."""
     write_witness_files(tmp_path)
     model = describe_model(tmp_path, "witness")
     ends: list[Callable[[], Awaitable[Any]]] = []
 
-    async def make(num_blocks: int, num_host_blocks: int = 0) -> Yard:
+    async def make(
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        template: str | None = None,
+        keys: KeyRing | None = None,
+    ) -> Yard:
+        if template is not None:
+            told = json.loads((tmp_path / "tokenizer_config.json").read_text())
+            told["chat_template"] = template or None
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+        tokenizer = load_tokenizer(tmp_path)
+        view = YardView(["witness"] if tokenizer.has_chat_template else [])
         config = WorkerConfig(
             str(tmp_path),
             model.context_tokens,
@@ -83,8 +100,8 @@ async def make_yard(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Yar
         worker = HeldWorker(config)
         limits = SchedulerConfig(model.context_tokens, max_running=RUNNING)
         dispatcher = await LocalDispatcher.start(model, worker, limits)
-        feed = YardFeed(dispatcher, 0.05)
-        front = HttpFront(dispatcher, {"witness": load_tokenizer(tmp_path)}, yard_routes(feed))
+        feed = YardFeed(dispatcher, 0.05, view=view)
+        front = HttpFront(dispatcher, {"witness": tokenizer}, yard_routes(feed), keys)
         port = await front.start("127.0.0.1", 0)
 
         async def end() -> None:
@@ -99,6 +116,31 @@ async def make_yard(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Yar
     yield make
     for end in ends:
         await end()
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys of two tenants and of an administrator."""
+
+    blue: str = "the-key-of-the-blue-team"
+    red: str = "the-key-of-the-red-team"
+    admin: str = "the-key-of-the-administrator"
+
+    @property
+    def ring(self) -> KeyRing:
+        made = {key: hashlib.sha256(key.encode()).digest() for key in astuple(self)}
+        return KeyRing(
+            [
+                ApiKey("blue", made[self.blue]),
+                ApiKey("red", made[self.red]),
+                ApiKey("ours", made[self.admin], is_admin=True),
+            ]
+        )
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys()
 
 
 @pytest.fixture

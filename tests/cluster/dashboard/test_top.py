@@ -9,14 +9,14 @@ from typing import Any
 BLOCKYARD = Path(sys.executable).with_name("blockyard")
 
 
-async def run(*arguments: str) -> tuple[int | None, str, str]:
+async def run(*arguments: str, **environment: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
         BLOCKYARD,
         "top",
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={"COLUMNS": "100", "PATH": "", "LANG": "C.UTF-8"},
+        env={"COLUMNS": "100", "PATH": "", "LANG": "C.UTF-8", **environment},
     )
     out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
@@ -48,6 +48,33 @@ async def test_it_shows_what_the_page_shows(make_yard: Callable[..., Awaitable[A
     # Three blocks for each: two of them full, the last a half.
     assert len(drawn) == 150
     assert (drawn.count("█"), drawn.count("·")) == (16, 126)
+
+
+async def test_a_key_shows_what_is_its_tenants(
+    make_yard: Callable[..., Awaitable[Any]], keys: Any
+) -> None:
+    yard = await make_yard(150, keys=keys.ring)
+    url = yard.url.removesuffix("/yard/")
+    await yard.submit("request-blue", 40, 20, tenant="blue")
+    await yard.submit("request-red", 40, 20, tenant="red")
+    yard.worker.let(3)
+    async with asyncio.timeout(60):
+        while yard.dispatcher.engine.ledger().requests.running < 2:
+            await asyncio.sleep(0.01)
+    code, _, err = await run("--once", "--url", url)
+    assert code == 1
+    assert err == (
+        f"blockyard: the server at {url} asks for an API key; put one into BLOCKYARD_API_KEY\n"
+    )
+    code, shown, err = await run("--once", "--url", url, BLOCKYARD_API_KEY=keys.red)
+    assert code == 0, err
+    assert "request-red" in shown and "request-blue" not in shown
+    assert "(another tenant's)" in shown
+    code, shown, err = await run("--once", "--url", url, BLOCKYARD_API_KEY=keys.admin)
+    assert code == 0, err
+    assert "request-red" in shown and "request-blue" in shown
+    code, _, err = await run("--once", "--url", url, BLOCKYARD_TLS_CA="/nowhere")
+    assert code == 2 and "BLOCKYARD_TLS_CA" in err
 
 
 async def test_a_wrong_place_is_told(make_yard: Callable[..., Awaitable[Any]]) -> None:

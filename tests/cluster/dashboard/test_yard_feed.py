@@ -1,14 +1,14 @@
 """What the page is told, and how often somebody looks for it."""
 
 import asyncio
-import json
 from collections.abc import Callable
 
 import pytest
 
 from blockyard.cluster.books.group_books import GroupBooks
-from blockyard.cluster.dashboard.yard_feed import MAX_CELLS, YardFeed, yard_json
+from blockyard.cluster.dashboard.yard_feed import MAX_CELLS, YardFeed
 from blockyard.cluster.dispatch import GroupReport, GroupYard
+from blockyard.cluster.request.caller import Caller
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.request import RequestSpec
 from blockyard.scheduler.sampling import SamplingParams
@@ -47,22 +47,6 @@ def make_feed(source: Source) -> Callable[[float], YardFeed]:
     return lambda interval: YardFeed(source, interval, lambda: source.now)
 
 
-async def test_it_says_where_blocks_are_and_who_holds_them(source: Source) -> None:
-    source.scheduler.submit(RequestSpec("a", (1, 2, 3, 4, 5), SamplingParams(max_tokens=9)), 0.0)
-    source.scheduler.plan(0.0)
-    told = json.loads(yard_json(await source.yards("", 10), 12.5))
-    assert told["time"] == 12.5
-    [group] = told["groups"]
-    assert (group["id"], group["model"], group["block_size"]) == ("group-1", "m", 4)
-    assert group["blocks"] == {"total": 10, "free": 8, "cached": 0, "active": 2, "fenced": 0}
-    assert group["requests"] == {"running": 1, "waiting": 0, "parked": 0}
-    assert group["shares"]["reservation"] == 5 / 40
-    assert group["shares"]["internal"] == 3 / 40
-    [request] = group["yard"]["requests"]
-    assert (request["request_id"], request["state"], request["num_blocks"]) == ("a", "running", 2)
-    assert group["yard"]["num_blocks"] == 10
-
-
 async def test_watchers_of_one_group_share_a_look(
     source: Source, make_feed: Callable[[float], YardFeed]
 ) -> None:
@@ -75,6 +59,20 @@ async def test_watchers_of_one_group_share_a_look(
     assert len(source.asked) == 2
     for watch in watches:
         await watch.aclose()
+
+
+async def test_watchers_share_a_look_and_not_what_each_may_know(
+    source: Source, make_feed: Callable[[float], YardFeed]
+) -> None:
+    spec = RequestSpec("hers", (1, 2), SamplingParams(max_tokens=2), tenant="blue")
+    source.scheduler.submit(spec, 0.0)
+    feed = make_feed(60.0)
+    told = [
+        await anext(feed.watch("", viewer))
+        for viewer in (Caller("red"), Caller("blue"), Caller("red", sees_all=True), Caller("red"))
+    ]
+    assert ["hers" in each.decode() for each in told] == [False, True, True, False]
+    assert len(source.asked) == 1
 
 
 async def test_a_look_is_taken_anew_after_the_interval_and_not_before(
@@ -117,7 +115,3 @@ async def test_nobody_watching_means_nobody_looking(source: Source) -> None:
     YardFeed(source)
     await asyncio.sleep(0)
     assert source.asked == []
-
-
-def test_no_group_is_no_failure() -> None:
-    assert json.loads(yard_json((), 1.0)) == {"time": 1.0, "groups": []}

@@ -25,6 +25,10 @@ COLOURS = """canvas => {
     return seen.size;
 }"""
 
+TAGS = """place => Object.fromEntries([...document.querySelectorAll(`${place} .tag`)].map((tag) => [
+    tag.parentElement.textContent.match(/request-\\d+/)[0], getComputedStyle(tag).backgroundColor,
+]))"""
+
 
 @pytest.fixture
 async def page(browser: Any) -> AsyncIterator[Any]:
@@ -54,6 +58,11 @@ async def figure(page: Any, name: str, value: str) -> None:
     await found.filter(has=page.locator("b", has_text=value)).wait_for(timeout=WAIT_MS)
 
 
+async def tags(page: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """Colours of requests by their names, in the table and among the preemptions."""
+    return await page.evaluate(TAGS, "#requests"), await page.evaluate(TAGS, "#preemptions")
+
+
 async def picture(page: Any, name: str) -> None:
     folder = os.environ.get("BLOCKYARD_SCREENSHOTS")
     if folder:
@@ -74,6 +83,10 @@ async def test_it_follows_the_scheduler(
     yard.worker.let(6)
     await figure(page, "running", "8")
     await figure(page, "waiting", "4")
+    await says(page, "#more", "all 12 requests")
+    assert await page.locator("#requests tr").count() == 12
+    fits = "region => region.scrollHeight <= region.clientHeight"
+    assert await page.locator(".scroll").evaluate(fits), "some can be seen only by scrolling"
     await says(page, "#requests", "no place in the batch is free")
     assert await page.locator("#map").evaluate(COLOURS) > 4
 
@@ -81,13 +94,20 @@ async def test_it_follows_the_scheduler(
     for _ in range(70):
         yard.worker.let(10)
         await page.locator(".figure").first.wait_for(timeout=WAIT_MS)
+    await figure(page, "steps", "707")  # one is planned ahead, so nothing moves any more
     await says(page, "#preemptions", "lost its place")
     preempted = yard.dispatcher.engine.ledger().preemptions
     assert preempted > 0
     await says(page, "#requests", "one that lost its blocks comes first")
     await picture(page, "yard-light")
+    light = await tags(page)
     await page.emulate_media(color_scheme="dark")
     await picture(page, "yard-dark")
+    dark = await tags(page)
+    for listed, lost in (light, dark):
+        # A request has one colour in the table and among the preemptions, in either theme.
+        assert lost and lost.items() <= listed.items()
+    assert not set(light[1].items()) & set(dark[1].items())
 
     yard.worker.run_free()
     await figure(page, "running", "0")
@@ -122,9 +142,10 @@ async def test_a_block_is_described_in_words(
 async def test_the_box_asks_and_shows_the_answer(
     make_yard: Callable[..., Awaitable[Any]], page: Any
 ) -> None:
-    yard = await make_yard(64)
+    yard = await make_yard(64, template="")
     await page.goto(yard.url)
     await figure(page, "running", "0")
+    await says(page, "#ask-how", "This model has no chat template")
     await page.get_by_label("Prompt").fill("Who goes there?")
     await page.get_by_label("Most tokens").fill("30")
     await page.get_by_role("button", name="Ask").click()
@@ -141,12 +162,68 @@ async def test_the_box_asks_and_shows_the_answer(
             await asyncio.sleep(0.05)
 
 
+async def test_a_model_with_a_chat_template_is_asked_in_a_chat(
+    make_yard: Callable[..., Awaitable[Any]], page: Any
+) -> None:
+    template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    yard = await make_yard(64, template=template)
+    await page.goto(yard.url)
+    await says(page, "#ask-how", "Asked as a chat.")
+    await page.get_by_label("Prompt").fill("Who?")
+    await page.get_by_label("Most tokens").fill("30")
+    await page.get_by_role("button", name="Ask").click()
+    yard.worker.let(3)
+    # The witness has a token for each byte.
+    await says(page, "#requests td:nth-child(4)", str(len("<user>Who?")))
+    yard.worker.run_free()
+    await figure(page, "running", "0")
+    async with asyncio.timeout(60):
+        while not await page.locator("#answer").text_content():
+            await asyncio.sleep(0.05)
+
+
+async def test_a_server_with_keys_asks_for_one_and_names_no_others(
+    make_yard: Callable[..., Awaitable[Any]], browser: Any, keys: Any
+) -> None:
+    yard = await make_yard(64, keys=keys.ring)
+    await yard.submit("request-of-blue", 40, 200, tenant="blue")
+    await yard.submit("request-of-red", 40, 200, tenant="red/part")
+    yard.worker.let(3)
+    page = await browser.new_page()
+    await page.goto(yard.url)
+    await says(page, "#link", "no API key was given")
+    for key, words in (("wrong", "this API key is not known here"), (keys.red, "live")):
+        await page.get_by_label("API key").fill(key)
+        await page.get_by_role("button", name="Use it").click()
+        await says(page, "#link", words)
+    assert not await page.get_by_label("API key").is_visible()
+    await figure(page, "running", "2")
+    await says(page, "#requests", "request-of-red · red/part")
+    await says(page, "#requests", "another tenant's")
+    await page.locator("#map").focus()
+    await page.keyboard.press("Home")
+    await says(page, "#map-cell", "16 of 16 slots hold tokens; a request of another tenant")
+    assert "blue" not in await page.content()
+    # The key is this tab's, and lasts as long.
+    await page.reload()
+    await figure(page, "running", "2")
+    await page.get_by_label("Most tokens").fill("5")
+    await page.get_by_role("button", name="Ask").click()
+    yard.worker.run_free()
+    await figure(page, "running", "0")
+    async with asyncio.timeout(60):
+        while not await page.locator("#answer").text_content():
+            await asyncio.sleep(0.05)
+    assert "failed" not in (await page.locator("#answer").get_attribute("class") or "")
+    await page.close()
+
+
 async def test_a_refusal_is_shown(make_yard: Callable[..., Awaitable[Any]], page: Any) -> None:
     yard = await make_yard(8)
     await page.goto(yard.url)
     await figure(page, "running", "0")
     await page.get_by_label("Most tokens").fill("5000")
-    await page.route("**/v1/completions", _refuse)
+    await page.route("**/v1/chat/completions", _refuse)
     await page.get_by_role("button", name="Ask").click()
     await says(page, "#answer.failed", "does not fit")
 

@@ -64,6 +64,21 @@ async def test_other_files_are_not_given(client: Any, name: str) -> None:
     assert (await client.get(f"/yard/{name}")).status_code == 404
 
 
+async def test_files_are_for_everybody_and_news_for_who_may_call(make_yard: Any, keys: Any) -> None:
+    yard = await make_yard(8, keys=keys.ring)
+    async with httpx2.AsyncClient(base_url=yard.url, timeout=60) as client:
+        for item in STATIC.iterdir():
+            name = "" if item.name == "index.html" else item.name
+            assert (await client.get(name)).status_code == 200
+        refused = await client.get("news")
+        assert refused.status_code == 401
+        assert refused.json()["error"]["type"] == "authentication_error"
+        assert (await client.get("/yard/nothing.js")).status_code == 401
+        shown = {"authorization": f"Bearer {keys.red}"}
+        async with client.stream("GET", "news", headers=shown) as news:
+            assert news.status_code == 200
+
+
 async def test_news_are_server_sent_events() -> None:
     feed = YardFeed(Nobody(), 0.001)
     [route] = [route for route in yard_routes(feed) if getattr(route, "path", "") == "/yard/news"]
