@@ -12,11 +12,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
-from blockyard.cluster.books.central_books import (
-    AskCentralBooks,
-    CentralBooks,
-    CentralBooksAnswer,
-)
+from blockyard.cluster.books.central_books import AskCentralBooks, CentralBooks, CentralBooksAnswer
 from blockyard.cluster.messages import (
     AskGroups,
     Bind,
@@ -26,6 +22,7 @@ from blockyard.cluster.messages import (
     ToIngress,
     Unbound,
 )
+from blockyard.cluster.served_request import AskUnplaced, ServedRequest, UnplacedAnswer
 from blockyard.cluster.standing_link import stay_linked
 from blockyard.cluster.states.model_state import Order, Ordered
 from blockyard.cluster.waiting_room import Unplaced
@@ -62,15 +59,21 @@ class CentralBinder:
     Args:
         locate: finds the central scheduler.
         take_groups: told of all groups whenever they change.
+        find_unplaced: finds requests of this ingress that no group has, for other ingresses.
     """
 
     def __init__(
-        self, locate: Callable[[], Awaitable[Endpoint]], take_groups: Callable[[Groups], None]
+        self,
+        locate: Callable[[], Awaitable[Endpoint]],
+        take_groups: Callable[[Groups], None],
+        find_unplaced: Callable[[AskUnplaced], tuple[ServedRequest, ...]] = lambda asked: (),
     ) -> None:
         self._locate = locate
         self._take_groups = take_groups
+        self._find_unplaced = find_unplaced
         self._central: Connection[ToIngress] | None = None
         self._bindings: dict[int, asyncio.Future[str]] = {}
+        self._found: dict[int, asyncio.Future[tuple[ServedRequest, ...]]] = {}
         self._books: dict[int, asyncio.Future[CentralBooks]] = {}
         self._orders: dict[int, asyncio.Future[Ordered]] = {}
         self._tickets = count(1)
@@ -153,6 +156,22 @@ class CentralBinder:
             return None
         return answer.result()
 
+    async def unplaced(self, tenant: str, name: str, call_off: bool) -> tuple[ServedRequest, ...]:
+        """What other ingresses have of a tenant's requests with a name that no group has."""
+        central = self._central
+        if central is None:
+            return ()
+        ticket = next(self._tickets)
+        answer: asyncio.Future[tuple[ServedRequest, ...]]
+        answer = self._found[ticket] = asyncio.get_running_loop().create_future()
+        central.post(AskUnplaced(ticket, tenant, name, call_off))
+        try:
+            # An ingress that does not answer says nothing against the central scheduler.
+            await asyncio.wait([answer], timeout=BIND_SECONDS)
+            return answer.result() if answer.done() and not answer.cancelled() else ()
+        finally:
+            del self._found[ticket]
+
     async def books(self) -> CentralBooks | None:
         """The central scheduler's books; None when it does not say."""
         central = self._central
@@ -192,10 +211,13 @@ class CentralBinder:
             connection.post(Unplaced(model, requests))
         try:
             while (message := await connection.receive()) is not None:
-                self._take(message)
+                if isinstance(message, AskUnplaced):
+                    connection.post(UnplacedAnswer(message.ticket, self._find_unplaced(message)))
+                else:
+                    self._take(message)
         finally:
             self._central = None
-            asked = (self._bindings, self._books, self._orders)
+            asked = (self._bindings, self._books, self._found, self._orders)
             for answer in (answer for answers in asked for answer in answers.values()):
                 answer.cancel()
 
@@ -203,6 +225,10 @@ class CentralBinder:
         match message:
             case Groups():
                 self._take_groups(message)
+            case UnplacedAnswer(ticket, requests):
+                found = self._found.get(ticket)
+                if found is not None and not found.done():
+                    found.set_result(requests)
             case Ordered(ticket):
                 ordered = self._orders.get(ticket)
                 if ordered is not None and not ordered.done():

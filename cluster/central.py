@@ -11,11 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from blockyard.cluster.books.central_books import (
-    AskCentralBooks,
-    CentralBooks,
-    CentralBooksAnswer,
-)
+from blockyard.cluster.books.central_books import AskCentralBooks, CentralBooks, CentralBooksAnswer
+from blockyard.cluster.ingress_desk import IngressDesk
 from blockyard.cluster.member import Member
 from blockyard.cluster.messages import (
     AskGroups,
@@ -31,6 +28,7 @@ from blockyard.cluster.messages import (
 )
 from blockyard.cluster.preempter import Preempter
 from blockyard.cluster.relief import RecentMoves, Relieved, Reliever
+from blockyard.cluster.served_request import AskUnplaced, UnplacedAnswer
 from blockyard.cluster.states.central_states import ModelStates
 from blockyard.cluster.states.model_state import Became, Order
 from blockyard.cluster.tracing import NO_TRACER, Tracer
@@ -56,10 +54,7 @@ class CentralScheduler:
         self._clock = clock
         self._tracer = tracer
         self._members: dict[str, Member] = {}
-        # Each with how many of its requests wait for a group, by model.
-        self._ingresses: dict[Connection[ToCentral], dict[str, int]] = {}
-        # What clients call their live requests, and the ingress that has each.
-        self._names: dict[str, Connection[ToCentral]] = {}
+        self._ingresses = IngressDesk()
         self._listener: Listener | None = None
         moves = RecentMoves(clock)
         self.reliever = Reliever(moves)
@@ -106,7 +101,7 @@ class CentralScheduler:
             for group_id, member in self._members.items()
             if member.identity.model.name == model and not member.draining
         )
-        return loads, sum(waiting.get(model, 0) for waiting in self._ingresses.values())
+        return loads, self._ingresses.num_unplaced(model)
 
     def books(self) -> CentralBooks:
         """What it knows of preemptions."""
@@ -115,7 +110,7 @@ class CentralScheduler:
     @property
     def names(self) -> frozenset[str]:
         """What clients call their live requests."""
-        return frozenset(self._names)
+        return self._ingresses.names
 
     async def close(self) -> None:
         """Stop listening and drop every connection.
@@ -168,16 +163,17 @@ class CentralScheduler:
                     case Bind():
                         connection.post(self._traced_bind(connection, message))
                     case Release(name):
-                        if self._names.get(name) is connection:
-                            del self._names[name]
+                        self._ingresses.release(name, connection)
                     case Unplaced(model, requests) if connection in self._ingresses:
-                        self._ingresses[connection][model] = requests
+                        self._ingresses.note_unplaced(connection, model, requests)
+                    case AskUnplaced():
+                        self._ingresses.search(connection, message)
+                    case UnplacedAnswer():
+                        self._ingresses.answered(connection, message)
                     case AskCentralBooks(ticket):
                         connection.post(CentralBooksAnswer(ticket, self.books()))
                     case AskGroups(names):
-                        self._ingresses.setdefault(connection, {})
-                        for name in names:
-                            self._names.setdefault(name, connection)
+                        self._ingresses.join(connection, names)
                         connection.post(self._groups())
                     case _:
                         raise WireError(f"{type(message).__name__} came out of turn")
@@ -185,10 +181,7 @@ class CentralScheduler:
         except WireError as error:
             logger.warning("a peer spoke out of turn: %s", error)
         finally:
-            self._ingresses.pop(connection, None)
-            held = [name for name, holder in self._names.items() if holder is connection]
-            for name in held:
-                del self._names[name]
+            self._ingresses.leave(connection)
             # An engine that lost its connection may have joined again over another.
             if member is not None and self._members.get(member.identity.group_id) is member:
                 del self._members[member.identity.group_id]
@@ -232,7 +225,7 @@ class CentralScheduler:
         if self._draining:
             return Unbound(request.ticket, RefusalCode.UNAVAILABLE, "the server is shutting down")
         # One ingress asks again when the group it was sent to is not there.
-        if self._names.get(request.name, connection) is not connection:
+        if self._ingresses.has_elsewhere(request.name, connection):
             return Unbound(request.ticket, RefusalCode.EXISTS, "the name is in use")
         now = self._clock()
         for member in self._members.values():
@@ -257,15 +250,18 @@ class CentralScheduler:
             group_id = made
         else:
             member.bind(request.prompt_tokens - chosen.known_blocks * request.block_size, now)
-        if request.name:
-            self._names[request.name] = connection
+        self._ingresses.hold(request.name, connection)
         return Bound(request.ticket, group_id)
 
     def _take_books(self, member: Member, books: LedgerPush) -> None:
         """An engine tells how its group stands now."""
         group_id, model = member.identity.group_id, member.identity.model.name
+        if self._members.get(group_id) is not member:
+            return  # a late word: it has joined again over another connection
         member.candidate = Candidate(group_id, books.ledger, standing=books.standing)
-        member.draining = books.draining
+        if member.draining is not books.draining:
+            member.draining = books.draining
+            self._tell_ingresses()
         member.prefix.apply(books.prefix_removed, books.prefix_stored)
         self._preempter.tally.note_group(group_id, books.ledger.preempted)
         self._relieve(model)
@@ -288,14 +284,13 @@ class CentralScheduler:
 
     def _groups(self) -> Groups:
         identities = tuple(member.identity for member in self._members.values())
-        return Groups(identities, self._draining)
+        leaving = tuple(name for name, member in self._members.items() if member.draining)
+        return Groups(identities, self._draining, leaving)
 
     def _tell_ingresses(self) -> None:
         if self._closing:
             return
-        groups = self._groups()
-        for ingress in self._ingresses:
-            ingress.post(groups)
+        self._ingresses.tell(self._groups())
 
     async def _notify(self) -> None:
         async with self._changed:

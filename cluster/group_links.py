@@ -24,6 +24,7 @@ class GroupLinks:
 
     def __init__(self) -> None:
         self._told: dict[str, GroupIdentity] = {}
+        self._leaving: frozenset[str] = frozenset()
         self._links: dict[str, EngineLink] = {}
         self._connecting: dict[str, asyncio.Task[EngineLink]] = {}
 
@@ -36,8 +37,9 @@ class GroupLinks:
         linked = {group_id: link.identity for group_id, link in self._links.items() if link.open}
         return self._told | linked
 
-    def take(self, identities: Collection[GroupIdentity]) -> None:
-        """Believe a new list of all groups."""
+    def take(self, identities: Collection[GroupIdentity], leaving: Collection[str] = ()) -> None:
+        """Believe a new list of all groups, and which of them take no more requests."""
+        self._leaving = frozenset(leaving)
         self._told = {identity.group_id: identity for identity in identities}
         self._links = {
             group_id: link
@@ -57,8 +59,11 @@ class GroupLinks:
         return (0, "") if newest is None else (newest.block_size, newest.state.version)
 
     def serving(self, wanted: Collection[str]) -> set[str]:
-        """Models that have a group which does not rest, and those `wanted` that have none."""
-        groups = self.groups.values()
+        """Models that have a group which does not rest, and those `wanted` that have none.
+
+        A group that is leaving is none.
+        """
+        groups = [group for name, group in self.groups.items() if name not in self._leaving]
         awake = {group.model.name for group in groups if not group.resting}
         return awake | (set(wanted) - {group.model.name for group in groups})
 

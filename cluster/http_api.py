@@ -4,9 +4,11 @@ Every failure is an `ApiError` and is told in OpenAI's shape. A client that leav
 aborted at once, streaming or not. Knows no server. Units: bytes, seconds.
 """
 
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -32,7 +34,7 @@ from blockyard.cluster.http.exchange import (
     read_body,
 )
 from blockyard.cluster.http.http_errors import error_body
-from blockyard.cluster.http.key_gate import PAGE_FILE, KeyGate, caller_of
+from blockyard.cluster.http.key_gate import KeyGate, caller_of
 from blockyard.cluster.http.prompt_streams import merged
 from blockyard.cluster.http.request_routes import RequestRoutes
 from blockyard.cluster.http.response_routes import ResponseRoutes
@@ -50,6 +52,7 @@ from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.request.whole_answer import WholeAnswer
 from blockyard.cluster.states.state_api import StateApi
 from blockyard.cluster.tokenizer import ModelTokenizer
+from blockyard.protos import generation_pb2 as pb
 
 __all__ = ["HttpApi"]
 
@@ -67,7 +70,7 @@ class HttpApi:
         observer: RequestObserver | None = None,
         states: StateApi | None = None,
     ) -> None:
-        """With `keys` every call but probes and files of pages must show one of them."""
+        """With `keys` every call but probes must show one of them."""
         keys = keys if keys is not None else KeyRing()
         self._service = GenerationService(dispatcher, tokenizers, keys=keys, observer=observer)
         self._tokens = TokenService(dispatcher, tokenizers)
@@ -106,8 +109,7 @@ class HttpApi:
             ],
             exception_handlers={HTTPException: _no_such_route},
         )
-        files = (page for page in pages if isinstance(page, Route) and page.name == PAGE_FILE)
-        self.app = KeyGate(app, keys, [page.path for page in files])
+        self.app = KeyGate(app, keys)
 
     async def close(self) -> None:
         """Give up the streams that wait to be resumed."""
@@ -146,12 +148,24 @@ class HttpApi:
         body = await unless_left(request.receive, self._completion(asked, created, caller))
         return json_response(body)
 
+    def _streams(
+        self, asked: CompletionRequest, caller: Caller
+    ) -> list[AsyncGenerator[pb.GenerateChunk, None]]:
+        """One for each prompt; all of them are found by the name that answers bear."""
+        first = asked.messages[0]
+        if len(asked.messages) > 1:
+            first.request_id = first.request_id or secrets.token_hex(12)
+            caller = replace(caller, part_of=first.request_id)
+        return [
+            self._service.stream(message, replace(caller, first_number=number * asked.num_choices))
+            for number, message in enumerate(asked.messages)
+        ]
+
     async def _completion(
         self, asked: CompletionRequest, created: int, caller: Caller
     ) -> dict[str, Any]:
         answers = [WholeAnswer() for _ in asked.messages]
-        streams = [self._service.stream(message, caller) for message in asked.messages]
-        async with aclosing(merged(streams)) as chunks:
+        async with aclosing(merged(self._streams(asked, caller))) as chunks:
             async for number, chunk in chunks:
                 answers[number].add(chunk)
         responses = [answer.response() for answer in answers]
@@ -161,8 +175,7 @@ class HttpApi:
         self, asked: CompletionRequest, created: int, caller: Caller
     ) -> Events:
         told = CompletionChunks(asked.num_choices, created, asked.include_usage)
-        streams = [self._service.stream(message, caller) for message in asked.messages]
-        async with aclosing(merged(streams)) as chunks:
+        async with aclosing(merged(self._streams(asked, caller))) as chunks:
             async for number, chunk in chunks:
                 yield encode_events(told.pieces(number, chunk))
         yield encode_events(told.last()) + DONE

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
+from blockyard.cluster.between_groups import BetweenGroups, CalledOff, CalledOffStream
 from blockyard.cluster.binder import CentralBinder
 from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.central_books import CentralBooks
@@ -22,7 +23,7 @@ from blockyard.cluster.journal import Journal
 from blockyard.cluster.messages import GroupIdentity, Groups
 from blockyard.cluster.placing import Asked, Placer
 from blockyard.cluster.resuming_stream import ResumingStream
-from blockyard.cluster.served_request import ServedRequest
+from blockyard.cluster.served_request import AskUnplaced, ServedRequest
 from blockyard.cluster.waiting_room import WaitingRoom
 from blockyard.cluster.wire import Endpoint
 from blockyard.scheduler.block_keys import PromptKeys
@@ -56,8 +57,9 @@ class ClusterDispatcher:
         self._on_demand = frozenset(on_demand)
         self._groups = GroupLinks()
         self._meter = RequestMeter()
-        self._binder = CentralBinder(locate, self._take_groups)
+        self._binder = CentralBinder(locate, self._take_groups, self._find_unplaced)
         self._room = WaitingRoom(self._binder.note_unplaced)
+        self._between = BetweenGroups()
         self._placer = Placer(self._groups, self._binder, self._room)
 
     def models(self) -> tuple[ModelDescription, ...]:
@@ -85,7 +87,7 @@ class ClusterDispatcher:
         return self._groups
 
     async def ready(self) -> bool:
-        """Whether traffic is welcome: not draining, each model awake in a group, or gets one."""
+        """Whether traffic is welcome: each model is awake in a group that stays, or gets one."""
         if self._placer.draining:
             return False
         served = self._groups.serving(self._on_demand if self._binder.linked else ())
@@ -111,7 +113,8 @@ class ClusterDispatcher:
     async def _submit(self, model: str, spec: RequestSpec) -> TokenStream:
         keys = PromptKeys(spec.prompt_token_ids, spec.extras) if spec.use_prefix_cache else None
         name = f"{spec.tenant}/{spec.name}" if spec.name else ""
-        asked = Asked(model, spec, keys, name)
+        began_at = time.monotonic()
+        asked = Asked(model, spec, keys, name, began_at)
         if name:
             self._binder.hold(name)
 
@@ -119,10 +122,13 @@ class ClusterDispatcher:
             if name:
                 self._binder.release(name)
 
-        began_at = time.monotonic()
         try:
             seconds = self._resume_seconds if model in self._on_demand else 0.0
-            group_id, stream = await self._placer.find_place(asked, seconds)
+            search = self._placer.find_place(asked, seconds)
+            group_id, stream = await self._between.travel(spec, search)
+        except CalledOff:
+            end()
+            return CalledOffStream(spec, range(spec.num_choices))
         except BaseException:
             end()
             raise
@@ -135,9 +141,8 @@ class ClusterDispatcher:
             nonlocal group_id
             if not taker:
                 lost.append(group_id)
-            group_id, moved = await self._placer.find_place(
-                asked, self._resume_seconds, journal, lost, taker
-            )
+            search = self._placer.find_place(asked, self._resume_seconds, journal, lost, taker)
+            group_id, moved = await self._between.travel(spec, search, lambda: journal.choices)
             return moved
 
         return ResumingStream(stream, journal, move, end)
@@ -171,14 +176,22 @@ class ClusterDispatcher:
     async def requests(
         self, tenant: str, name: str, call_off: bool = False
     ) -> tuple[ServedRequest, ...]:
-        """A tenant's requests with a name, whoever serves them and whichever ingress sent them."""
+        """A tenant's requests with a name, whoever has them and whichever ingress sent them."""
+        found = await self._unplaced(tenant, name, call_off)
 
         async def ask(group: GroupIdentity) -> tuple[ServedRequest, ...]:
             link = await self._groups.link(group.group_id)
             return await link.requests(tenant, name, call_off)
 
-        found = await self._of_every_group(ask)
-        return tuple(request for group in found for request in group)
+        for served in await self._of_every_group(ask):
+            found += served
+        # It may have left a group before that was asked, and have been at another before.
+        return found or await self._unplaced(tenant, name, call_off)
+
+    async def _unplaced(self, tenant: str, name: str, call_off: bool) -> tuple[ServedRequest, ...]:
+        """Those that no group has, here and at the other ingresses."""
+        own = self._between.find(tenant, name, call_off)
+        return own + await self._binder.unplaced(tenant, name, call_off)
 
     async def _of_every_group(
         self, ask: Callable[[GroupIdentity], Awaitable[Answer]]
@@ -207,8 +220,11 @@ class ClusterDispatcher:
         """Hang up on every engine."""
         await self._groups.close()
 
+    def _find_unplaced(self, asked: AskUnplaced) -> tuple[ServedRequest, ...]:
+        return self._between.find(asked.tenant, asked.name, asked.call_off)
+
     def _take_groups(self, message: Groups) -> None:
-        self._groups.take(message.groups)
+        self._groups.take(message.groups, message.leaving)
         self._placer.draining = message.draining
         self._room.note_change()
 

@@ -11,7 +11,12 @@ from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.chaos.faults import Disturb, Disturbed
 from blockyard.cluster.group_identity import GroupIdentity
 from blockyard.cluster.relief import Relieved, Yielded
-from blockyard.cluster.served_request import AskRequests, RequestsAnswer
+from blockyard.cluster.served_request import (
+    AskRequests,
+    AskUnplaced,
+    RequestsAnswer,
+    UnplacedAnswer,
+)
 from blockyard.cluster.states.model_state import Became, Order, Ordered
 from blockyard.cluster.waiting_room import Unplaced
 from blockyard.scheduler.ledger import GroupLedger
@@ -273,13 +278,16 @@ class AskGroups(_Message, frozen=True):
 
 
 class Groups(_Message, frozen=True):
-    """Every group that is up."""
+    """Every group that is up; those that are `leaving` finish what they have and take no more."""
 
     groups: tuple[GroupIdentity, ...]
     draining: bool
+    leaving: tuple[str, ...] = ()
 
 
 _FromEngine = Join | LedgerPush | Relieved | Became
-_FromIngress = Bind | Release | Unplaced | AskGroups | AskCentralBooks | Order
+_Unplaced = Unplaced | AskUnplaced | UnplacedAnswer
+_FromIngress = Bind | Release | AskGroups | AskCentralBooks | Order | _Unplaced
 ToCentral = _FromEngine | _FromIngress
-ToIngress = Bound | Unbound | Groups | CentralBooksAnswer | Ordered
+_Found = AskUnplaced | UnplacedAnswer
+ToIngress = Bound | Unbound | Groups | CentralBooksAnswer | Ordered | _Found

@@ -26,12 +26,18 @@ _SHUTTING_DOWN = "the server is shutting down; ask another one"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client wants of the groups; `name` is held while it lives."""
+    """What a client wants of the groups, and since when; `name` is held while it lives."""
 
     model: str
     spec: RequestSpec
     keys: PromptKeys | None
     name: str
+    began_at: float
+
+    def left_seconds(self, now: float) -> float | None:
+        """Until its deadline; None: it has none."""
+        seconds = self.spec.deadline_seconds
+        return None if seconds is None else seconds - (now - self.began_at)
 
 
 class Placer:
@@ -77,10 +83,20 @@ class Placer:
         try:
             return await self._place(asked, snapshot(), lost, taker)
         except RequestRefused as refusal:
-            # What was lost may be back by then: its ranks replaced, or the wire made again.
-            return await self._room.retry(
-                asked.model, seconds, refusal, lambda: self._place(asked, snapshot()), wanted
-            )
+            left = asked.left_seconds(time.monotonic()) if journal is None else None
+            try:
+                # What was lost may be back by then: its ranks replaced, or the wire made again.
+                return await self._room.retry(
+                    asked.model,
+                    seconds if left is None else min(seconds, left),
+                    refusal,
+                    lambda: self._place(asked, snapshot()),
+                    wanted,
+                )
+            except RequestRefused as last:
+                if left is not None and left < seconds and last.code is RefusalCode.UNAVAILABLE:
+                    raise _too_late() from last
+                raise
 
     async def _place(
         self,
@@ -106,7 +122,11 @@ class Placer:
                 link = await self._groups.link(group_id)
                 spec = _keyed(asked, link.identity)
                 if snapshot is None:
-                    return group_id, await link.submit(spec)
+                    # An engine counts from the moment at which it gets the request.
+                    left = asked.left_seconds(time.monotonic())
+                    if left is not None and left <= 0:
+                        raise _too_late()
+                    return group_id, await link.submit(replace(spec, deadline_seconds=left))
                 return group_id, await link.resume(replace(snapshot, spec=spec))
             except RequestRefused as refused:
                 # What has begun is not the client's mistake: another pool may be large enough.
@@ -132,6 +152,14 @@ class Placer:
             spec.priority,
             places,
         )
+
+
+def _too_late() -> RequestRefused:
+    return RequestRefused(
+        RefusalCode.INVALID,
+        "the deadline passed before any group could take the request; allow more time",
+        "deadline_seconds",
+    )
 
 
 def _keyed(asked: Asked, group: GroupIdentity) -> RequestSpec:

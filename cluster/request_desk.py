@@ -14,7 +14,7 @@ from blockyard.scheduler.explain import Explanation
 from blockyard.scheduler.request import FinishReason, RequestSpec, RequestUpdate
 from blockyard.scheduler.snapshot import RequestSnapshot
 
-__all__ = ["RequestDesk"]
+__all__ = ["RequestDesk", "is_called"]
 
 
 class RequestDesk:
@@ -93,16 +93,20 @@ class RequestDesk:
         holders = tuple(
             replace(holder, request_id=known(holder.request_id)) for holder in explanation.holders
         )
+        own = self._specs[explanation.request_id]
         return replace(
             explanation,
-            request_id=known(explanation.request_id),
+            request_id=_public(own),
+            choice=own.first_number + explanation.choice,
+            begins=tuple(own.first_number + choice for choice in explanation.begins),
             holders=holders,
             behind=known(explanation.behind),
         )
 
 
-def _public(spec: RequestSpec) -> str:
-    return spec.name or spec.request_id
+def is_called(spec: RequestSpec, name: str) -> bool:
+    """Whether that is what its client calls a request, or what it is a part of."""
+    return name in (spec.name, spec.request_id) or (bool(name) and name == spec.part_of)
 
 
 def _public(spec: RequestSpec) -> str:

@@ -7,11 +7,12 @@ brings engines down must not bring down all of them. Knows no wire.
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from blockyard.cluster.between_groups import CalledOff
 from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.journal import Journal
 from blockyard.cluster.logs import fields
 from blockyard.cluster.relief import RequestMoved
-from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestUpdate
+from blockyard.scheduler.request import FinishReason, RefusalCode, RequestRefused, RequestUpdate
 
 __all__ = ["MAX_MOVES", "ResumingStream"]
 
@@ -30,7 +31,7 @@ class ResumingStream:
         stream: of the group that has taken the request.
         journal: of the request.
         move: has another group go on with what the journal holds, the one of that id if it is
-            given; raises `RequestRefused` when none can.
+            given; raises `RequestRefused` when none can, and `CalledOff`.
         end: called once, when nothing more is wanted or comes.
     """
 
@@ -71,7 +72,14 @@ class ResumingStream:
                 if lost.code is not RefusalCode.UNAVAILABLE or moves > MAX_MOVES:
                     self._finish()
                     raise
-                await self._go_on(lost)
+                try:
+                    await self._go_on(lost)
+                except CalledOff:
+                    for choice in self._journal.choices:
+                        self._journal.end(choice)
+                        yield self._called_off(choice)
+                    self._finish()
+                    return
 
     async def abort(self, choice: int | None = None) -> None:
         """Free the blocks of the request, or of one choice. Safe in any state and twice."""
@@ -97,6 +105,9 @@ class ResumingStream:
         for choice in wanted:
             if choice not in self._journal.choices:
                 await self._stream.abort(choice)
+
+    def _called_off(self, choice: int) -> RequestUpdate:
+        return RequestUpdate(self._stream.request_id, (), FinishReason.ABORT, choice=choice)
 
     def _finish(self) -> None:
         end, self._end = self._end, None

@@ -1,6 +1,6 @@
-"""One request as whoever sent it may ask after it, and the two messages for that. Values only.
+"""One request as whoever sent it may ask after it, and the messages for that. Values only.
 
-They are on the channel from an ingress to an engine, see `messages.py`.
+They are on the channels of an ingress, see `messages.py`.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import msgspec
 
 from blockyard.scheduler.explain import Explanation
 
-__all__ = ["AskRequests", "RequestsAnswer", "ServedRequest"]
+__all__ = ["AskRequests", "AskUnplaced", "RequestsAnswer", "ServedRequest", "UnplacedAnswer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,25 @@ class AskRequests(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class RequestsAnswer(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Those that were found, as they stood when asked for."""
+
+    ticket: int
+    requests: tuple[ServedRequest, ...]
+
+
+class AskUnplaced(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """As `AskRequests`, of those that no group has at the moment.
+
+    From one ingress to the central scheduler, and from there to all the others.
+    """
+
+    ticket: int
+    tenant: str
+    name: str
+    call_off: bool = False
+
+
+class UnplacedAnswer(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Those that were found, on the same way back."""
 
     ticket: int
     requests: tuple[ServedRequest, ...]

@@ -31,6 +31,8 @@ class WaitReason(StrEnum):
     PREFIX = "prefix"
     BEHIND_PARKED = "behind_parked"
     BEHIND_OTHERS = "behind_others"
+    GROUP = "group"
+    """No group has it: it is on its way to one, or waits for one to come up."""
 
 
 @dataclass(frozen=True, slots=True)

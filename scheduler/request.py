@@ -99,6 +99,10 @@ class RequestSpec:
     """Answers wanted; the prompt is computed once and its blocks are shared."""
     name: str = ""
     """What its client calls it, if anything. Ingresses let one live request of a tenant have it."""
+    part_of: str = ""
+    """What its client calls the request that this is a part of, as one of several prompts."""
+    first_number: int = 0
+    """Of its answers among those of all parts."""
     traceparent: str = ""
     """The span that it is served under, in W3C's words; empty when nobody traces it."""
 

@@ -1,5 +1,6 @@
 """Routes of requests that are being served: why they wait, and their end if so asked."""
 
+import contextlib
 from typing import Any
 
 from starlette.requests import Request
@@ -7,6 +8,7 @@ from starlette.responses import Response
 
 from blockyard.cluster.http.exchange import json_response
 from blockyard.cluster.http.key_gate import caller_of
+from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.request_service import RequestService
 from blockyard.protos import generation_pb2 as pb
 
@@ -24,23 +26,35 @@ class RequestRoutes:
 
     async def explain(self, request: Request) -> Response:
         """`GET /v1/requests/ID`."""
-        asked = pb.ExplainRequest(request_id=_name(request))
+        *others, last = _names(request)
+        for name in others:
+            with contextlib.suppress(ApiError):
+                return await self._explain(name, request)
+        return await self._explain(last, request)
+
+    async def abort(self, request: Request) -> Response:
+        """`DELETE /v1/requests/ID`."""
+        for name in _names(request):
+            asked = pb.AbortRequest(request_id=name)
+            told = await self._service.abort(asked, caller_of(request))
+            if told.aborted:
+                break
+        return json_response({"id": asked.request_id, "object": "request", "aborted": told.aborted})
+
+    async def _explain(self, name: str, request: Request) -> Response:
+        asked = pb.ExplainRequest(request_id=name)
         told = await self._service.explain(asked, caller_of(request))
         choices = [_state(choice) for choice in told.choices]
         return json_response({"id": told.request_id, "object": "request", "choices": choices})
 
-    async def abort(self, request: Request) -> Response:
-        """`DELETE /v1/requests/ID`."""
-        asked = pb.AbortRequest(request_id=_name(request))
-        told = await self._service.abort(asked, caller_of(request))
-        return json_response({"id": asked.request_id, "object": "request", "aborted": told.aborted})
 
-
-def _name(request: Request) -> str:
+def _names(request: Request) -> tuple[str, ...]:
+    """What a client may mean: a request's own name, then the id of an answer to it."""
     name = str(request.path_params["request_id"])
     for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
+        if name.startswith(prefix) and name != prefix:
+            return name, name.removeprefix(prefix)
+    return (name,)
 
 
 def _state(choice: pb.ChoiceState) -> dict[str, Any]:

@@ -144,7 +144,13 @@ class GenerationService:
             # An engine counts from the moment at which it gets the request.
             deadline = max(0.0, deadline - (self._clock() - arrived_at))
         tenant = caller.tenant_of(spec.tenant)
-        return replace(spec, tenant=tenant, deadline_seconds=deadline)
+        return replace(
+            spec,
+            tenant=tenant,
+            deadline_seconds=deadline,
+            part_of=caller.part_of,
+            first_number=caller.first_number,
+        )
 
     def _answers(self, prepared: PreparedRequest, arrived_at: float) -> list[Answer]:
         """What is to be told of each choice."""

@@ -142,6 +142,41 @@ async def test_o15_a_request_is_ended_by_its_name_and_says_so(rig: Any) -> None:
         assert (await rig.web.get(f"/v1/requests/mine-{n}")).status_code == 404
 
 
+async def test_several_prompts_are_ended_by_the_one_name_that_their_answers_bear(rig: Any) -> None:
+    """Whoever gave it, the client or the server."""
+    body = {"prompt": [[1, 2], [3, 4], [5]], "max_tokens": 230, "n": 2, "ignore_eos": True}
+    for named in ({"request_id": "mine"}, {}):
+        calling = asyncio.create_task(rig.web.post("/v1/completions", json=body | named))
+        async with asyncio.timeout(60):
+            while rig.dispatcher.engine.num_requests < 3:
+                await asyncio.sleep(0.002)
+        (name,) = {spec.part_of for spec in rig.dispatcher._desk._specs.values()}
+        assert named.get("request_id") in (None, name)
+        told = (await rig.web.get(f"/v1/requests/cmpl-{name}")).json()
+        numbers = [choice["index"] for choice in told["choices"]]
+        assert len(set(numbers)) == len(numbers) and {0, 2, 4} <= set(numbers) <= set(range(6))
+        told = (await rig.web.delete(f"/v1/requests/cmpl-{name}")).json()
+        assert told["aborted"] is True
+        answer = (await calling).json()
+        assert answer["id"] == f"cmpl-{name}"
+        assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+        assert {choice["finish_reason"] for choice in answer["choices"]} == {"abort"}
+        await rig.drained()
+
+
+@pytest.mark.parametrize("name", ["cmpl-mine", "chatcmpl-cmpl-x", "resp_1", "cmpl-"])
+async def test_a_name_that_looks_like_an_answer_s_id_is_a_name(rig: Any, name: str) -> None:
+    for path in (name, f"cmpl-{name}"):
+        stream = rig.client.stream(asked(max_tokens=230, request_id=name))
+        await anext(stream)
+        told = (await rig.web.get(f"/v1/requests/{path}")).json()
+        assert [choice["state"] for choice in told["choices"]] == ["running"]
+        told = (await rig.web.delete(f"/v1/requests/{path}")).json()
+        assert told == {"id": name, "object": "request", "aborted": True}
+        assert [c async for c in stream][-1].finish_reason == pb.FINISH_REASON_ABORT
+    assert (await rig.web.delete(f"/v1/requests/{name}")).json()["aborted"] is False
+
+
 async def test_o15_a_call_that_does_not_stream_is_ended_by_its_name(rig: Any) -> None:
     calling = asyncio.create_task(rig.client.generate(asked(max_tokens=230, request_id="mine")))
     async with asyncio.timeout(60):
