@@ -34,7 +34,7 @@ from blockyard.cluster.http.exchange import (
     read_body,
 )
 from blockyard.cluster.http.http_errors import error_body
-from blockyard.cluster.http.key_gate import KeyGate, caller_of
+from blockyard.cluster.http.key_gate import PAGE_FILE, KeyGate, caller_of
 from blockyard.cluster.http.prompt_streams import merged
 from blockyard.cluster.http.request_routes import RequestRoutes
 from blockyard.cluster.http.response_routes import ResponseRoutes
@@ -70,7 +70,7 @@ class HttpApi:
         observer: RequestObserver | None = None,
         states: StateApi | None = None,
     ) -> None:
-        """With `keys` every call but probes must show one of them."""
+        """With `keys` every call but probes and files of pages must show one of them."""
         keys = keys if keys is not None else KeyRing()
         self._service = GenerationService(dispatcher, tokenizers, keys=keys, observer=observer)
         self._tokens = TokenService(dispatcher, tokenizers)
@@ -109,7 +109,8 @@ class HttpApi:
             ],
             exception_handlers={HTTPException: _no_such_route},
         )
-        self.app = KeyGate(app, keys)
+        files = (page for page in pages if isinstance(page, Route) and page.name == PAGE_FILE)
+        self.app = KeyGate(app, keys, [page.path for page in files])
 
     async def close(self) -> None:
         """Give up the streams that wait to be resumed."""
