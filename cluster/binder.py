@@ -28,6 +28,7 @@ from blockyard.cluster.states.model_state import Order, Ordered
 from blockyard.cluster.waiting_room import Unplaced
 from blockyard.cluster.wire import Codec, Connection, Endpoint
 from blockyard.scheduler.request import RefusalCode, RequestRefused
+from blockyard.workers.adapter_description import AdapterDescription
 
 __all__ = ["BIND_SECONDS", "CentralBinder", "name_in_use", "no_group"]
 
@@ -186,7 +187,14 @@ class CentralBinder:
         finally:
             del self._books[ticket]
 
-    async def order(self, model: str, asleep: bool, directory: str | None = None) -> Ordered | None:
+    async def order(
+        self,
+        model: str,
+        asleep: bool,
+        directory: str | None = None,
+        load: AdapterDescription | None = None,
+        unload: str = "",
+    ) -> Ordered | None:
         """Have a model's groups become something; see `Order`. It takes as long as it takes.
 
         None when the central scheduler is not there, or goes away before it has answered.
@@ -197,7 +205,7 @@ class CentralBinder:
         ticket = next(self._tickets)
         answer: asyncio.Future[Ordered] = asyncio.get_running_loop().create_future()
         self._orders[ticket] = answer
-        central.post(Order(ticket, model, asleep, directory))
+        central.post(Order(ticket, model, asleep, directory, load, unload))
         try:
             await asyncio.wait([answer])
             return None if answer.cancelled() else answer.result()

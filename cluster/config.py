@@ -15,7 +15,9 @@ from blockyard.scheduler.config import (
     Speculation,
 )
 from blockyard.scheduler.scaling import ScalingPolicy
+from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.config import (
+    DEFAULT_ADAPTER_RANK,
     DEVICES,
     DTYPES,
     KV_DTYPES,
@@ -29,6 +31,8 @@ __all__ = ["DEFAULT_GRPC_PORT", "LOOPBACK", "ServeConfig"]
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_GRPC_PORT = 50051
+_MORE_ADAPTERS = 4
+"""Beside those named at start, where others may be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,12 @@ class ServeConfig:
         allow_chaos: whether anybody who reaches an ingress may have things go wrong, for tests.
         allow_admin: whether callers may change what is served: put models to sleep, wake them, give
             them other weights; where API keys are asked for, with an admin's.
+        adapters: LoRA adapters that are served from the start.
+        max_adapters: adapters that a group may have loaded at once; None: those named here, and a
+            few more where others may be loaded.
+        max_adapter_rank: the widest that is taken.
+        adapters_root: directory on every node that others may be loaded from while serving, with
+            `allow_admin`; None: none are loaded.
         weights_root: directory on every node that such weights must be in; None: none are loaded.
         num_ingresses: processes that listen for clients, each on a node of its own.
         group_resource, ingress_resource, central_resource: name of a Ray resource, of which a
@@ -117,6 +127,10 @@ class ServeConfig:
     allow_chaos: bool = False
     allow_admin: bool = False
     weights_root: str | None = None
+    adapters: tuple[AdapterDescription, ...] = ()
+    max_adapters: int | None = None
+    max_adapter_rank: int = DEFAULT_ADAPTER_RANK
+    adapters_root: str | None = None
     num_ingresses: int = 1
     group_resource: str | None = None
     ingress_resource: str | None = None
@@ -158,7 +172,38 @@ class ServeConfig:
             raise ValueError(
                 "weights_root is given without allow_admin: nobody could ask for other weights"
             )
+        self._check_adapters()
         _ = self.scheduler, self.scaling  # their own checks
+
+    def _check_adapters(self) -> None:
+        if self.adapters_root is not None and not self.allow_admin:
+            raise ValueError(
+                "adapters_root is given without allow_admin: nobody could load other adapters"
+            )
+        if self.max_adapter_rank < 1 or (self.max_adapters or 0) < 0:
+            raise ValueError(
+                f"max_adapter_rank is {self.max_adapter_rank} and max_adapters is "
+                f"{self.max_adapters}; they must be at least 1 and 0"
+            )
+        names = [self.model.name, *(adapter.name for adapter in self.adapters)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"adapters: {', '.join(twice)} is the name of two, or of the model; give each its "
+                "own name"
+            )
+        if len(self.adapters) > self.adapter_slots:
+            raise ValueError(
+                f"{len(self.adapters)} adapters are named and max_adapters is {self.max_adapters}; "
+                "allow as many"
+            )
+
+    @property
+    def adapter_slots(self) -> int:
+        """Adapters that a group may have loaded at once."""
+        if self.max_adapters is not None:
+            return self.max_adapters
+        return len(self.adapters) + (_MORE_ADAPTERS if self.adapters_root is not None else 0)
 
     @property
     def scaling(self) -> ScalingPolicy | None:
@@ -212,6 +257,8 @@ class ServeConfig:
             threads=self.threads,
             max_step_tokens=self.max_step_tokens,
             max_running=self.max_running,
+            max_adapters=self.adapter_slots,
+            max_adapter_rank=self.max_adapter_rank,
             rank=rank,
             world_size=self.num_ranks,
         )

@@ -6,11 +6,12 @@ needed. Knows nothing of binding by books.
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from blockyard.cluster.engine_link import EngineLink
 from blockyard.cluster.messages import GroupIdentity
 from blockyard.scheduler.request import RefusalCode, RequestRefused
+from blockyard.workers.adapter_description import AdapterDescription
 
 __all__ = ["GroupLinks"]
 
@@ -22,7 +23,11 @@ _UNREACHABLE_MESSAGE = "the group cannot be reached; try again shortly"
 class GroupLinks:
     """What an ingress can reach."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, adapters: Mapping[str, tuple[AdapterDescription, ...]] | None = None
+    ) -> None:
+        """`adapters` are those that each model begins with."""
+        self._adapters = dict(adapters or {})
         self._told: dict[str, GroupIdentity] = {}
         self._leaving: frozenset[str] = frozenset()
         self._links: dict[str, EngineLink] = {}
@@ -66,6 +71,14 @@ class GroupLinks:
         groups = [group for name, group in self.groups.items() if name not in self._leaving]
         awake = {group.model.name for group in groups if not group.resting}
         return awake | (set(wanted) - {group.model.name for group in groups})
+
+    def adapters(self, model: str) -> tuple[AdapterDescription, ...]:
+        """Adapters of a model; while no group of it is up, those that there were."""
+        states = [group.state for group in self.groups.values() if group.model.name == model]
+        newest = max(states, key=lambda state: state.generation, default=None)
+        if newest is not None:
+            self._adapters[model] = newest.adapters
+        return self._adapters.get(model, ())
 
     def least_loaded(self, model: str, tried: Collection[str]) -> str | None:
         """A group of that model that is not in `tried`; None when there is none.

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as replace_state
 from ray.exceptions import RayTaskError
 
 from blockyard.cluster.actors import (
@@ -40,6 +41,7 @@ from blockyard.cluster.tracing import make_tracer
 from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.scheduler import Scheduler
+from blockyard.workers.adapter_description import AdapterRefused
 from blockyard.workers.config import AllocatorMemory, WorkerProfile
 
 __all__ = ["GroupReplica"]
@@ -90,6 +92,7 @@ class GroupReplica:
             self._ask_memory if profiles[0].device.startswith("cuda") else None,
             self._repair,
         )
+        state = await self._load_adapters(state)
         if self._tracer.on:
             self._server.engine.listen(self._spans)
         if config.allow_chaos:
@@ -109,7 +112,13 @@ class GroupReplica:
         )
         locate = partial(locate_central, config)
         rest = Rest(self._server.engine.succession, self._free, self._load, weights)
-        becomes = EngineState(rest, config.model.directory, config.weights_root, state)
+        becomes = EngineState(
+            rest,
+            config.model.directory,
+            config.weights_root,
+            state,
+            self._server.engine.adapters,
+        )
         link = CentralLink(self._server, identity, locate, changed, becomes)
         self._link = asyncio.create_task(link.run(), name="central-link")
         watch = RankWatch(self._server.engine.stalled_seconds, self._watched, self._end_rank)
@@ -147,15 +156,34 @@ class GroupReplica:
         """The weights that groups of this model have by now, and what a group with them is."""
         own = self._config.model.directory
         wanted: ModelState | None = await self._central.model_state.remote(self._config.model.name)
+        adapters = self._config.adapters if wanted is None else wanted.adapters
         if wanted is None or not wanted.directory or self._config.weights_root is None:
-            return Weights(own), STARTED
+            return Weights(own), replace_state(STARTED, adapters=adapters)
         directory = await asyncio.to_thread(
             weights_under, Path(self._config.weights_root), wanted.directory
         )
         # One that is to sleep is awake at first, and hears of it when it has joined.
         generation = wanted.generation - wanted.asleep
-        state = ModelState(generation, False, wanted.directory, wanted.version)
+        state = ModelState(generation, False, wanted.directory, wanted.version, adapters)
         return Weights(str(directory), wanted.version), state
+
+    async def _load_adapters(self, state: ModelState) -> ModelState:
+        """Load what groups of this model have by now; what the group is with them.
+
+        Raises:
+            AdapterRefused: one that it was started with cannot be had.
+        """
+        adapters = self._server.engine.adapters
+        adapters.host, self._ranks.note_lost = self._ranks, adapters.lost
+        for adapter in state.adapters:
+            self._note(f"loading the adapter {adapter.name}")
+            try:
+                await adapters.load(adapter)
+            except AdapterRefused as refusal:
+                if adapter in self._config.adapters:
+                    raise AdapterRefused(f"adapter {adapter.name}: {refusal}") from None
+                logger.warning("%s is served without %s: %s", self._group_id, adapter, refusal)
+        return replace_state(state, adapters=adapters.served)
 
     async def _free(self) -> None:
         self._forming = True  # and so while it sleeps
@@ -211,6 +239,7 @@ class GroupReplica:
         for task in (self._link, self._watch):
             task.cancel()
         await asyncio.gather(self._link, self._watch, return_exceptions=True)
+        server.engine.adapters.close()
         await server.close()
         await self._group.close()
         self._spans.close()

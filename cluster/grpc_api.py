@@ -4,28 +4,27 @@
 and report `ApiError` through its own context with `grpc_status.py`. Units: as in the protos.
 """
 
-import asyncio
-import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
-from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2
-
+from blockyard.cluster.adapters.adapter_api import AdapterApi, adapter_message
+from blockyard.cluster.adapters.adapter_directory import adapters_of
 from blockyard.cluster.books.arrival_message import LEAST_SALT_BYTES, arrivals_message
 from blockyard.cluster.books.central_message import ask_central, central_message
 from blockyard.cluster.books.ledger_message import ledger_message
 from blockyard.cluster.books.ledger_watch import LedgerWatches
 from blockyard.cluster.dispatch import ArrivalSource, Dispatcher, GroupReport
+from blockyard.cluster.health_api import SERVED_SERVICES, HealthApi
 from blockyard.cluster.request.api_error import ApiCode, ApiError, from_refusal
 from blockyard.cluster.request.caller import ANYBODY, Caller
-from blockyard.cluster.request.generation import GenerationService, find_model, unexpected_error
+from blockyard.cluster.request.generation import GenerationService, unexpected_error
 from blockyard.cluster.request.limits import check_known_fields, check_name, invalid
-from blockyard.cluster.request.malformed_message import MalformedMessage
+from blockyard.cluster.request.malformed_message import MalformedMessage, well_formed
 from blockyard.cluster.request.request_service import RequestService
 from blockyard.cluster.request.resumable import ResumableStreams, check_grace
+from blockyard.cluster.request.served_model import find_served
 from blockyard.cluster.request.token_service import TokenService
 from blockyard.cluster.states.state_api import StateApi
 from blockyard.cluster.tokenizer import ModelTokenizer
@@ -36,20 +35,6 @@ __all__ = ["SERVED_SERVICES", "ClusterApi", "GenerationApi", "HealthApi"]
 
 _MESSAGE_BYTES = 1024
 """What a message that is kept takes in memory beside its text, about."""
-_LOG = logging.getLogger(__name__)
-
-SERVED_SERVICES = ("blockyard.v1.Generation", "blockyard.v1.Cluster")
-"""Names that health checks may ask for, besides the empty one for the whole server."""
-
-M = TypeVar("M", bound=Message)
-
-
-def _well_formed(request: M | MalformedMessage) -> M:
-    if isinstance(request, MalformedMessage):
-        raise ApiError(
-            ApiCode.INVALID_ARGUMENT, "request", f"not a valid {request.expected} message"
-        )
-    return request
 
 
 class GenerationApi:
@@ -69,7 +54,7 @@ class GenerationApi:
         self, request: generation_pb2.GenerateRequest | MalformedMessage, caller: Caller = ANYBODY
     ) -> generation_pb2.GenerateResponse:
         """The whole answer. Raises `ApiError`."""
-        asked: generation_pb2.GenerateRequest = _well_formed(request)
+        asked: generation_pb2.GenerateRequest = well_formed(request)
         if asked.HasField("resume_seconds"):
             raise invalid("resume_seconds", "is for streams; this answer comes whole")
         return await self._service.generate(asked, caller)
@@ -78,7 +63,7 @@ class GenerationApi:
         self, request: generation_pb2.GenerateRequest | MalformedMessage, caller: Caller = ANYBODY
     ) -> AsyncGenerator[generation_pb2.GenerateChunk, None]:
         """The answer in pieces; close it to leave early. Raises `ApiError`."""
-        asked: generation_pb2.GenerateRequest = _well_formed(request)
+        asked: generation_pb2.GenerateRequest = well_formed(request)
         if asked.HasField("resume_seconds"):
             check_grace(asked.resume_seconds)
             asked.request_id = asked.request_id or secrets.token_hex(12)
@@ -95,7 +80,7 @@ class GenerationApi:
         self, request: generation_pb2.ResumeRequest | MalformedMessage, caller: Caller = ANYBODY
     ) -> AsyncGenerator[generation_pb2.GenerateChunk, None]:
         """The rest of a stream that was cut off. Raises `ApiError`."""
-        asked: generation_pb2.ResumeRequest = _well_formed(request)
+        asked: generation_pb2.ResumeRequest = well_formed(request)
         check_known_fields("request", asked)
         check_name("request_id", asked.request_id)
         place = (asked.request_id, asked.tokens_seen, "tokens_seen")
@@ -111,25 +96,25 @@ class GenerationApi:
         self, request: generation_pb2.TokenizeRequest | MalformedMessage
     ) -> generation_pb2.TokenizeResponse:
         """A prompt's tokens. Raises `ApiError`."""
-        return await self._tokens.tokenize(_well_formed(request))
+        return await self._tokens.tokenize(well_formed(request))
 
     async def explain(
         self, request: generation_pb2.ExplainRequest | MalformedMessage, caller: Caller = ANYBODY
     ) -> generation_pb2.ExplainResponse:
         """Why a request waits. Raises `ApiError`."""
-        return await self._requests.explain(_well_formed(request), caller)
+        return await self._requests.explain(well_formed(request), caller)
 
     async def abort(
         self, request: generation_pb2.AbortRequest | MalformedMessage, caller: Caller = ANYBODY
     ) -> generation_pb2.AbortResponse:
         """End a request. Raises `ApiError`."""
-        return await self._requests.abort(_well_formed(request), caller)
+        return await self._requests.abort(well_formed(request), caller)
 
     async def detokenize(
         self, request: generation_pb2.DetokenizeRequest | MalformedMessage
     ) -> generation_pb2.DetokenizeResponse:
         """The text of tokens. Raises `ApiError`."""
-        return await self._tokens.detokenize(_well_formed(request))
+        return await self._tokens.detokenize(well_formed(request))
 
 
 class ClusterApi:
@@ -140,24 +125,26 @@ class ClusterApi:
         dispatcher: Dispatcher,
         tokenizers: Mapping[str, ModelTokenizer],
         states: StateApi | None = None,
+        adapters: AdapterApi | None = None,
     ) -> None:
-        """Without `states` models are awake, and stay so."""
+        """Without `states` models are awake, and stay so; without `adapters` theirs stay, too."""
         self._dispatcher = dispatcher
         self._tokenizers = tokenizers
         self._states = states
+        self._adapters = adapters
         self._watches = LedgerWatches(self._ledger)
 
     async def get_ledger(
         self, request: cluster_pb2.GetLedgerRequest | MalformedMessage
     ) -> cluster_pb2.LedgerResponse:
         """The books of every group. Raises `ApiError`."""
-        return await self._ledger(audit=_well_formed(request).audit, memory=True)
+        return await self._ledger(audit=well_formed(request).audit, memory=True)
 
     async def watch_ledger(
         self, request: cluster_pb2.WatchLedgerRequest | MalformedMessage
     ) -> AsyncGenerator[cluster_pb2.LedgerResponse, None]:
         """The books now and again as they change, until the client leaves. Raises `ApiError`."""
-        async with aclosing(self._watches.watch(_well_formed(request))) as messages:
+        async with aclosing(self._watches.watch(well_formed(request))) as messages:
             async for message in messages:
                 yield message
 
@@ -165,7 +152,7 @@ class ClusterApi:
         self, request: cluster_pb2.GetArrivalsRequest | MalformedMessage
     ) -> cluster_pb2.ArrivalsResponse:
         """What has been asked for since the last such call. Raises `ApiError`."""
-        asked: cluster_pb2.GetArrivalsRequest = _well_formed(request)
+        asked: cluster_pb2.GetArrivalsRequest = well_formed(request)
         if len(asked.salt) < LEAST_SALT_BYTES:
             raise ApiError(
                 ApiCode.INVALID_ARGUMENT,
@@ -185,10 +172,13 @@ class ClusterApi:
         self, request: cluster_pb2.GetModelRequest | MalformedMessage
     ) -> cluster_pb2.ModelResponse:
         """Facts of one model. Raises `ApiError`."""
-        model = find_model(self._dispatcher, _well_formed(request).name, "name")
+        served = find_served(self._dispatcher, well_formed(request).name, "name")
+        model = served.model
         tokenizer = self._tokenizers.get(model.name)
         response = cluster_pb2.ModelResponse(
-            name=model.name,
+            name=served.name,
+            base_model=model.name if served.adapter is not None else "",
+            adapters=map(adapter_message, adapters_of(self._dispatcher, model.name)),
             architecture=model.architecture,
             context_tokens=model.context_tokens,
             vocab_size=model.vocab_size,
@@ -221,6 +211,19 @@ class ClusterApi:
             raise ApiError(ApiCode.PERMISSION_DENIED, "", "models stay awake behind this server")
         return self._states
 
+    async def load_adapter(self, request: Any, caller: Caller = ANYBODY) -> cluster_pb2.Adapter:
+        """Have a model be served with an adapter too. Raises `ApiError`."""
+        return await self._adapter_calls().load(request, caller)
+
+    async def unload_adapter(self, request: Any, caller: Caller = ANYBODY) -> cluster_pb2.Adapter:
+        """Take no more requests for an adapter. Raises `ApiError`."""
+        return await self._adapter_calls().unload(request, caller)
+
+    def _adapter_calls(self) -> AdapterApi:
+        if self._adapters is None:
+            raise ApiError(ApiCode.UNAVAILABLE, "", "nobody here loads adapters")
+        return self._adapters
+
     async def _ledger(
         self, audit: bool = False, memory: bool = False
     ) -> cluster_pb2.LedgerResponse:
@@ -236,65 +239,3 @@ class ClusterApi:
             raise from_refusal(refusal) from None
         except Exception as error:
             raise unexpected_error(error, "a call for the books") from error
-
-
-class HealthApi:
-    """`grpc.health.v1.Health`: serving means that traffic is welcome now."""
-
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        watch_interval_seconds: float = 1.0,
-        answer_within_seconds: float = 2.0,
-    ) -> None:
-        """A dispatcher that does not say within `answer_within_seconds` is not serving."""
-        self._dispatcher = dispatcher
-        self._watch_interval_seconds = watch_interval_seconds
-        self._answer_within_seconds = answer_within_seconds
-
-    async def check(
-        self, request: health_pb2.HealthCheckRequest | MalformedMessage
-    ) -> health_pb2.HealthCheckResponse:
-        """The state now. Raises `ApiError` NOT_FOUND for services that are not ours."""
-        name = _well_formed(request).service
-        if name and name not in SERVED_SERVICES:
-            raise ApiError(ApiCode.NOT_FOUND, "service", f"{name[:80]!r} is not served here")
-        return health_pb2.HealthCheckResponse(status=await self._status())
-
-    async def watch(
-        self, request: health_pb2.HealthCheckRequest | MalformedMessage
-    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """The state now and again at each change, until the client leaves."""
-        name = _well_formed(request).service
-        known = not name or name in SERVED_SERVICES
-        told = None
-        while True:
-            # The protocol wants a watch of an unknown service kept open: it may appear later.
-            status = (
-                await self._status() if known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            )
-            if status != told:
-                told = status
-                yield health_pb2.HealthCheckResponse(status=status)
-            await asyncio.sleep(self._watch_interval_seconds)
-
-    async def list(
-        self, request: health_pb2.HealthListRequest | MalformedMessage
-    ) -> health_pb2.HealthListResponse:
-        """The state of every service."""
-        _well_formed(request)
-        response = health_pb2.HealthCheckResponse(status=await self._status())
-        return health_pb2.HealthListResponse(
-            statuses={name: response for name in ("", *SERVED_SERVICES)}
-        )
-
-    async def _status(self) -> int:
-        try:
-            ready = await asyncio.wait_for(
-                self._dispatcher.ready(), timeout=self._answer_within_seconds
-            )
-        except Exception as error:
-            _LOG.warning("not serving: the dispatcher does not say that it is ready (%r)", error)
-            ready = False
-        states = health_pb2.HealthCheckResponse
-        return int(states.SERVING if ready else states.NOT_SERVING)

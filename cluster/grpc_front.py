@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from blockyard.cluster.adapters.adapter_api import AdapterApi
 from blockyard.cluster.chaos.chaos_api import ChaosApi
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.grpc_api import SERVED_SERVICES, ClusterApi, GenerationApi, HealthApi
@@ -72,6 +73,7 @@ class GrpcFront:
         observer: RequestObserver | None = None,
         chaos: ChaosApi | None = None,
         states: StateApi | None = None,
+        adapters: AdapterApi | None = None,
     ) -> None:
         """With `keys` every call but those for health and reflection must show one of them."""
         keys = keys if keys is not None else KeyRing()
@@ -82,7 +84,7 @@ class GrpcFront:
         )
         self._server = grpc.aio.server(options=server_options(), interceptors=(KeyCheck(keys),))
         add_generation_to_server(_GenerationServicer(generation, keys), self._server)
-        self._cluster = ClusterApi(dispatcher, tokenizers, states)
+        self._cluster = ClusterApi(dispatcher, tokenizers, states, adapters)
         add_cluster_to_server(_ClusterServicer(self._cluster, keys), self._server)
         if chaos is not None:
             add_chaos_to_server(_ChaosServicer(chaos), self._server)
@@ -177,6 +179,14 @@ class _ClusterServicer:
 
     async def UpdateWeights(self, request: Any, context: Any) -> Any:
         told = self._api.update_weights(request, caller_of(context, self._keys))
+        return await _answer(told, context)
+
+    async def LoadAdapter(self, request: Any, context: Any) -> Any:
+        told = self._api.load_adapter(request, caller_of(context, self._keys))
+        return await _answer(told, context)
+
+    async def UnloadAdapter(self, request: Any, context: Any) -> Any:
+        told = self._api.unload_adapter(request, caller_of(context, self._keys))
         return await _answer(told, context)
 
 

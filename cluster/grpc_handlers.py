@@ -52,6 +52,8 @@ def add_cluster_to_server(servicer: Any, server: Any) -> None:
             "Sleep": _unary(servicer.Sleep, cluster_pb2.SleepRequest),
             "WakeUp": _unary(servicer.WakeUp, cluster_pb2.WakeUpRequest),
             "UpdateWeights": _unary(servicer.UpdateWeights, cluster_pb2.UpdateWeightsRequest),
+            "LoadAdapter": _unary(servicer.LoadAdapter, cluster_pb2.LoadAdapterRequest),
+            "UnloadAdapter": _unary(servicer.UnloadAdapter, cluster_pb2.UnloadAdapterRequest),
         },
         server,
     )

@@ -17,7 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from blockyard.cluster.adapters.adapter_api import AdapterApi
 from blockyard.cluster.dispatch import Dispatcher
+from blockyard.cluster.http.adapter_routes import AdapterRoutes
 from blockyard.cluster.http.chat_answer import ChatChunks, chat_completion
 from blockyard.cluster.http.chat_request import ChatRequest, read_chat_request
 from blockyard.cluster.http.client_presence import unless_left
@@ -69,6 +71,7 @@ class HttpApi:
         keys: KeyRing | None = None,
         observer: RequestObserver | None = None,
         states: StateApi | None = None,
+        adapters: AdapterApi | None = None,
     ) -> None:
         """With `keys` every call but probes and files of pages must show one of them."""
         keys = keys if keys is not None else KeyRing()
@@ -101,6 +104,12 @@ class HttpApi:
                 ("POST", "/wake_up", state.wake_up),
                 ("GET", "/is_sleeping", state.is_sleeping),
                 ("POST", "/update_weights_from_disk", state.update),
+            ]
+        if adapters is not None:
+            adapter = AdapterRoutes(adapters)
+            routes += [
+                ("POST", "/v1/load_lora_adapter", adapter.load),
+                ("POST", "/v1/unload_lora_adapter", adapter.unload),
             ]
         app = Starlette(
             routes=[

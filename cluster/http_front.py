@@ -13,6 +13,7 @@ import uvicorn
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
+from blockyard.cluster.adapters.adapter_api import AdapterApi
 from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.http_api import HttpApi
 from blockyard.cluster.request.api_keys import KeyRing
@@ -38,10 +39,17 @@ class HttpFront:
         keys: KeyRing | None = None,
         observer: RequestObserver | None = None,
         states: StateApi | None = None,
+        adapters: AdapterApi | None = None,
     ) -> None:
         """`pages` are for people; see `HttpApi`."""
         self._api = HttpApi(
-            dispatcher, tokenizers, pages=pages, keys=keys, observer=observer, states=states
+            dispatcher,
+            tokenizers,
+            pages=pages,
+            keys=keys,
+            observer=observer,
+            states=states,
+            adapters=adapters,
         )
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None

@@ -24,10 +24,12 @@ from blockyard.cluster.messages import GroupIdentity, Groups
 from blockyard.cluster.placing import Asked, Placer
 from blockyard.cluster.resuming_stream import ResumingStream
 from blockyard.cluster.served_request import AskUnplaced, ServedRequest
+from blockyard.cluster.states.model_state import refuse_unless_done
 from blockyard.cluster.waiting_room import WaitingRoom
 from blockyard.cluster.wire import Endpoint
 from blockyard.scheduler.block_keys import PromptKeys
 from blockyard.scheduler.request import RequestRefused, RequestSpec
+from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.description import ModelDescription
 
 __all__ = ["ClusterDispatcher"]
@@ -46,16 +48,18 @@ class ClusterDispatcher:
         locate: Callable[[], Awaitable[Endpoint]],
         resume_seconds: float = 0.0,
         on_demand: Collection[str] = (),
+        adapters: Mapping[str, tuple[AdapterDescription, ...]] | None = None,
     ) -> None:
         """Reach groups of `models`; `locate` finds the central scheduler.
 
         A live request whose group is lost waits up to `resume_seconds` for one that can go on with
         it; a new one waits as long if its model is one of those whose groups come `on_demand`.
+        `adapters` are those that each model begins with.
         """
         self._models = models
         self._resume_seconds = resume_seconds
         self._on_demand = frozenset(on_demand)
-        self._groups = GroupLinks()
+        self._groups = GroupLinks(adapters)
         self._meter = RequestMeter()
         self._binder = CentralBinder(locate, self._take_groups, self._find_unplaced)
         self._room = WaitingRoom(self._binder.note_unplaced)
@@ -65,6 +69,18 @@ class ClusterDispatcher:
     def models(self) -> tuple[ModelDescription, ...]:
         """Models that can be asked for; the first is the default."""
         return self._models
+
+    def adapters(self, model: str) -> tuple[AdapterDescription, ...]:
+        """Adapters that requests for a model may ask for."""
+        return self._groups.adapters(model)
+
+    async def load_adapter(self, model: str, adapter: AdapterDescription) -> None:
+        """See `AdapterDirectory`. Raises `RequestRefused`."""
+        refuse_unless_done(await self._binder.order(model, False, load=adapter))
+
+    async def unload_adapter(self, model: str, name: str) -> None:
+        """See `AdapterDirectory`. Raises `RequestRefused`."""
+        refuse_unless_done(await self._binder.order(model, False, unload=name))
 
     @property
     def group_ids(self) -> tuple[str, ...]:

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from blockyard.cluster.actors import kill_central, locate_central
+from blockyard.cluster.adapters.adapter_api import AdapterApi, AdapterLimits
 from blockyard.cluster.books.metrics_endpoint import MetricsEndpoint
 from blockyard.cluster.chaos.chaos_api import ChaosApi
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.dashboard.yard_feed import YardFeed
 from blockyard.cluster.dashboard.yard_routes import yard_routes
-from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.dashboard.yard_view import YardView
+from blockyard.cluster.grpc_api import ClusterApi, GenerationApi, HealthApi
 from blockyard.cluster.grpc_front import GrpcFront
 from blockyard.cluster.grpc_keys import traceparent_of
 from blockyard.cluster.grpc_status import ServeContext, set_status
@@ -70,7 +71,13 @@ class IngressReplica:
         }
         locate = partial(locate_central, config)
         on_demand = [each.model.name for each in configs if each.min_groups == 0]
-        self._dispatcher = ClusterDispatcher(models, locate, config.resume_seconds, on_demand)
+        self._dispatcher = ClusterDispatcher(
+            models,
+            locate,
+            config.resume_seconds,
+            on_demand,
+            {each.model.name: each.adapters for each in configs},
+        )
         self._link = asyncio.create_task(self._dispatcher.run(), name="central-link")
         self._generation = GenerationApi(
             GenerationService(self._dispatcher, tokenizers, observer=observer),
@@ -83,19 +90,27 @@ class IngressReplica:
         links, binder = self._dispatcher.links, self._dispatcher.binder
         door = AdminDoor(config.allow_admin, bool(keys))
         states = StateApi(self._dispatcher, binder, lambda: links.groups.values(), door)
-        self._cluster = ClusterApi(self._dispatcher, tokenizers, states)
+        limits = {c.model.name: AdapterLimits(c.adapters_root, c.max_adapter_rank) for c in configs}
+        adapters = AdapterApi(self._dispatcher, door, limits)
+        self._cluster = ClusterApi(self._dispatcher, tokenizers, states, adapters)
         self._health = HealthApi(self._dispatcher)
         self._metrics: MetricsEndpoint | None = None
         chaos = ChaosApi(links, self._kill_central) if config.allow_chaos else None
         self._front = GrpcFront(
-            self._dispatcher, tokenizers, keys=keys, observer=observer, chaos=chaos, states=states
+            self._dispatcher,
+            tokenizers,
+            keys=keys,
+            observer=observer,
+            chaos=chaos,
+            states=states,
+            adapters=adapters,
         )
         port = await self._front.start(f"{config.grpc_host}:{config.grpc_port}", config.tls)
         logger.info("the ingress listens on port %d", port)
         chats = [name for name, each in tokenizers.items() if each.has_chat_template]
         self._yard = YardFeed(self._dispatcher, view=YardView(chats))
         self._http = HttpFront(
-            self._dispatcher, tokenizers, yard_routes(self._yard), keys, observer, states
+            self._dispatcher, tokenizers, yard_routes(self._yard), keys, observer, states, adapters
         )
         if config.http_port is not None:
             await self._http.start(config.http_host, config.http_port, config.tls)
@@ -169,6 +184,16 @@ class IngressReplica:
     async def UpdateWeights(self, request: Any, grpc_context: ServeContext) -> Any:
         """`blockyard.v1.Cluster.UpdateWeights` behind Serve's proxy."""
         told = self._cluster.update_weights(request, _caller(grpc_context))
+        return await _answer(told, grpc_context)
+
+    async def LoadAdapter(self, request: Any, grpc_context: ServeContext) -> Any:
+        """`blockyard.v1.Cluster.LoadAdapter` behind Serve's proxy."""
+        told = self._cluster.load_adapter(request, _caller(grpc_context))
+        return await _answer(told, grpc_context)
+
+    async def UnloadAdapter(self, request: Any, grpc_context: ServeContext) -> Any:
+        """`blockyard.v1.Cluster.UnloadAdapter` behind Serve's proxy."""
+        told = self._cluster.unload_adapter(request, _caller(grpc_context))
         return await _answer(told, grpc_context)
 
     async def Check(self, request: Any, grpc_context: ServeContext) -> Any:

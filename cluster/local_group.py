@@ -98,7 +98,8 @@ class LocalGroup:
     async def drop_adapter(self, adapter_id: str) -> None:
         """Forget an adapter that no step uses any more."""
         self.adapters.pop(adapter_id, None)
-        self._loaded().drop_adapter(adapter_id)
+        if self._executor is not None:  # else it has none
+            self._executor.drop_adapter(adapter_id)
 
     async def close(self) -> None:
         """End the thread after the step in flight, and let the executor go."""

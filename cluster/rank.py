@@ -89,7 +89,8 @@ class Rank:
 
     def drop_adapter(self, adapter_id: str) -> None:
         """Forget an adapter that no step uses any more."""
-        self._loaded().drop_adapter(adapter_id)
+        if self._host is not None:  # else it has none
+            self._host.drop_adapter(adapter_id)
 
     def allocator_memory(self) -> AllocatorMemory | None:
         """What the device's allocator holds now; None on a CPU, and before the model is loaded."""

@@ -11,13 +11,14 @@ from typing import Any
 
 from ray.serve import Application
 
+from blockyard.cluster.adapters.named_adapters import named_adapters
 from blockyard.cluster.app import GROUP_DEPLOYMENT, ServedModel, build_app
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.logs import LogConfig
 from blockyard.cluster.tls import TlsFiles
 from blockyard.scheduler.config import PreemptionPolicy, Speculation
 from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_model
-from blockyard.workers.config import WorkerKind
+from blockyard.workers.config import DEFAULT_ADAPTER_RANK, WorkerKind
 from blockyard.workers.description import describe_model
 
 __all__ = ["OWN_OF_A_MODEL", "SHARED", "build", "served_models"]
@@ -38,6 +39,7 @@ OWN_OF_A_MODEL = frozenset(
         *("pipeline_depth", "speculate", "tool_call_parser", "reasoning_parser"),
         *("num_groups", "num_ranks", "stall_seconds", "group_resource"),
         *("min_groups", "max_groups"),
+        *("adapters", "max_adapters", "max_adapter_rank", "adapters_root"),
         *("scale_queue_seconds", "scale_quiet_seconds", "scale_idle_seconds"),
     }
 )
@@ -83,6 +85,9 @@ def _served_model(entry: Any, place: str, shared: Mapping[str, Any]) -> ServedMo
     try:
         if "preemption" in values:
             values["preemption"] = PreemptionPolicy(values["preemption"])
+        if "adapters" in values:
+            max_rank = values.get("max_adapter_rank", DEFAULT_ADAPTER_RANK)
+            values["adapters"] = named_adapters(values["adapters"], max_rank)
         if "speculate" in values:
             values["speculate"] = Speculation(values["speculate"])
         if isinstance(shared.get("tls"), Mapping):

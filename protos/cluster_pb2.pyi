@@ -381,7 +381,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ModelResponse(_message.Message):
-    __slots__ = ("name", "architecture", "context_tokens", "vocab_size", "eos_token_ids", "has_chat_template", "block_size", "sleeping", "weight_version")
+    __slots__ = ("name", "architecture", "context_tokens", "vocab_size", "eos_token_ids", "has_chat_template", "block_size", "sleeping", "weight_version", "adapters", "base_model")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -391,6 +391,8 @@ class ModelResponse(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     SLEEPING_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     context_tokens: int
@@ -400,7 +402,37 @@ class ModelResponse(_message.Message):
     block_size: int
     sleeping: bool
     weight_version: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., block_size: _Optional[int] = ..., sleeping: _Optional[bool] = ..., weight_version: _Optional[str] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    base_model: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., block_size: _Optional[int] = ..., sleeping: _Optional[bool] = ..., weight_version: _Optional[str] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., base_model: _Optional[str] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "version", "rank")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    rank: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("model", "name", "path")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    name: str
+    path: str
+    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("model", "name")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    name: str
+    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class SleepRequest(_message.Message):
     __slots__ = ("model",)

@@ -69,6 +69,16 @@ class ClusterStub:
                 request_serializer=blockyard_dot_protos_dot_cluster__pb2.UpdateWeightsRequest.SerializeToString,
                 response_deserializer=blockyard_dot_protos_dot_cluster__pb2.ModelState.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/blockyard.v1.Cluster/LoadAdapter',
+                request_serializer=blockyard_dot_protos_dot_cluster__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_cluster__pb2.Adapter.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/blockyard.v1.Cluster/UnloadAdapter',
+                request_serializer=blockyard_dot_protos_dot_cluster__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=blockyard_dot_protos_dot_cluster__pb2.Adapter.FromString,
+                _registered_method=True)
 
 
 class ClusterServicer:
@@ -128,6 +138,23 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Has all groups of a model serve an adapter, beside the requests that run; requests ask for it by
+        its name in place of the model's. ALREADY_EXISTS while another one has the name. For this and
+        the next: PERMISSION_DENIED as for `Sleep`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Has no group take requests for an adapter any more. Those that run with it finish first, and
+        then its memory is free; the answer does not wait for that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,6 +192,16 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.UpdateWeights,
                     request_deserializer=blockyard_dot_protos_dot_cluster__pb2.UpdateWeightsRequest.FromString,
                     response_serializer=blockyard_dot_protos_dot_cluster__pb2.ModelState.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=blockyard_dot_protos_dot_cluster__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_cluster__pb2.Adapter.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=blockyard_dot_protos_dot_cluster__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=blockyard_dot_protos_dot_cluster__pb2.Adapter.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -356,6 +393,60 @@ class Cluster:
             '/blockyard.v1.Cluster/UpdateWeights',
             blockyard_dot_protos_dot_cluster__pb2.UpdateWeightsRequest.SerializeToString,
             blockyard_dot_protos_dot_cluster__pb2.ModelState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.v1.Cluster/LoadAdapter',
+            blockyard_dot_protos_dot_cluster__pb2.LoadAdapterRequest.SerializeToString,
+            blockyard_dot_protos_dot_cluster__pb2.Adapter.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.v1.Cluster/UnloadAdapter',
+            blockyard_dot_protos_dot_cluster__pb2.UnloadAdapterRequest.SerializeToString,
+            blockyard_dot_protos_dot_cluster__pb2.Adapter.FromString,
             options,
             channel_credentials,
             insecure,

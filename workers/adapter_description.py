@@ -60,7 +60,7 @@ _HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 class AdapterRefused(Exception):
-    """An adapter cannot be had or served; the message says why, for whoever named it."""
+    """An adapter cannot be had or served; the message says why, and never where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def describe_adapter(directory: str | Path, name: str, max_rank: int) -> Adapter
             if others
             else ""
         )
-        raise AdapterRefused(f"{place} holds no {WEIGHTS_FILE}{reason}")
+        raise AdapterRefused(f"its directory holds no {WEIGHTS_FILE}{reason}")
     ranks = [config["r"], *(config.get("rank_pattern") or {}).values()]
     rank = max(ranks)
     if rank > max_rank:
@@ -114,7 +114,7 @@ def describe_adapter(directory: str | Path, name: str, max_rank: int) -> Adapter
     try:
         version = _digest(place / CONFIG_FILE, weights)
     except OSError as error:
-        raise AdapterRefused(f"{place} cannot be read: {error.strerror or error}") from error
+        raise AdapterRefused(f"its files cannot be read: {error.strerror}") from error
     return AdapterDescription(name, str(place), version, rank)
 
 
@@ -141,11 +141,13 @@ def read_adapter_config(directory: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise AdapterRefused(f"{directory} holds no {CONFIG_FILE}") from None
-    except (OSError, ValueError) as error:
-        raise AdapterRefused(f"{path} cannot be read: {error}") from error
+        raise AdapterRefused(f"its directory holds no {CONFIG_FILE}") from None
+    except OSError as error:
+        raise AdapterRefused(f"its {CONFIG_FILE} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise AdapterRefused(f"its {CONFIG_FILE} is no JSON: {error}") from error
     if not isinstance(config, dict):
-        raise AdapterRefused(f"{path} is not a JSON object")
+        raise AdapterRefused(f"its {CONFIG_FILE} is not a JSON object")
     _refuse_kinds(config)
     for field in _NEEDED:
         if not _is_positive(config.get(field)):

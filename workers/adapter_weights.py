@@ -60,8 +60,8 @@ def read_adapter(
     directory = Path(adapter.directory)
     if describe_adapter(directory, adapter.name, max_rank).version != adapter.version:
         raise AdapterRefused(
-            f"the files in {directory} are not those that were asked for: they have changed, or "
-            "differ between nodes"
+            "its files are not those that were asked for: they have changed, or differ between "
+            "nodes"
         )
     config = read_adapter_config(directory)
     try:
@@ -71,8 +71,10 @@ def read_adapter(
                 name: _pair(file, config, halves[name], _site(name, sites), max_rank, dtype)
                 for name in sorted(halves)
             }
-    except (OSError, SafetensorError) as error:
-        raise AdapterRefused(f"{directory / WEIGHTS_FILE} cannot be read: {error}") from error
+    except OSError as error:
+        raise AdapterRefused(f"its {WEIGHTS_FILE} cannot be read: {error.strerror}") from error
+    except SafetensorError as error:
+        raise AdapterRefused(f"its {WEIGHTS_FILE} is damaged: {error}") from error
 
 
 def _halves(tensors: list[str]) -> dict[str, dict[str, str]]:

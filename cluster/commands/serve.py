@@ -10,6 +10,8 @@ import typer
 
 from blockyard.cluster.commands.log_options import LogFormat, LogLevel, check_tracing, logging_as
 from blockyard.cluster.commands.serve_options import (
+    Adapters,
+    AdaptersRoot,
     AllowAdmin,
     AllowChaos,
     ApiKeys,
@@ -17,6 +19,8 @@ from blockyard.cluster.commands.serve_options import (
     HostBlocks,
     KvDtype,
     KvMemory,
+    MaxAdapterRank,
+    MaxAdapters,
     MetricsPort,
     PipelineDepth,
     RayAddress,
@@ -35,6 +39,7 @@ from blockyard.cluster.commands.start import (
     TlsFile,
     check_api_keys,
     configure,
+    described_adapters,
     group_numbers,
     running,
     tls_files,
@@ -145,6 +150,10 @@ def serve(
     allow_chaos: AllowChaos = False,
     allow_admin: AllowAdmin = False,
     weights_root: WeightsRoot = None,
+    lora: Adapters = None,
+    max_loras: MaxAdapters = None,
+    max_lora_rank: MaxAdapterRank = 16,
+    lora_root: AdaptersRoot = None,
     ray_address: RayAddress = None,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C, then finish what was admitted and exit."""
@@ -184,6 +193,10 @@ def serve(
         "allow_chaos": allow_chaos,
         "allow_admin": allow_admin,
         "weights_root": str(weights_root.resolve()) if weights_root is not None else None,
+        "adapters": described_adapters(lora or [], max_lora_rank),
+        "max_adapters": max_loras,
+        "max_adapter_rank": max_lora_rank,
+        "adapters_root": str(lora_root.resolve()) if lora_root is not None else None,
     }
     if api_keys is not None:
         check_api_keys(api_keys)

@@ -8,6 +8,8 @@ import typer
 from blockyard.scheduler.config import Speculation
 
 __all__ = [
+    "Adapters",
+    "AdaptersRoot",
     "AllowAdmin",
     "AllowChaos",
     "ApiKeys",
@@ -15,6 +17,8 @@ __all__ = [
     "HostBlocks",
     "KvDtype",
     "KvMemory",
+    "MaxAdapterRank",
+    "MaxAdapters",
     "MetricsPort",
     "PipelineDepth",
     "RayAddress",
@@ -156,6 +160,38 @@ WeightsRoot = Annotated[
     Path | None,
     typer.Option(
         help="With --allow-admin: directory that other weights may be loaded from, on every node.",
+        show_default="none are loaded",
+        exists=True,
+        file_okay=False,
+    ),
+]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        metavar="NAME=PATH",
+        help="Serve this LoRA adapter too, under its name; may be given several times.",
+        show_default="none",
+    ),
+]
+MaxAdapters = Annotated[
+    int | None,
+    typer.Option(
+        "--max-loras",
+        help="Adapters that may be loaded at once; memory is kept for as many.",
+        show_default="those of --lora, and 4 more with --lora-root",
+        min=0,
+    ),
+]
+MaxAdapterRank = Annotated[
+    int, typer.Option("--max-lora-rank", help="The widest adapter that is taken.", min=1)
+]
+AdaptersRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--lora-root",
+        help="With --allow-admin: directory that other adapters may be loaded from while serving, "
+        "on every node.",
         show_default="none are loaded",
         exists=True,
         file_okay=False,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from blockyard.cluster.config import ServeConfig
     from blockyard.cluster.runtime import Deployment
     from blockyard.cluster.tls import TlsFiles
+    from blockyard.workers.adapter_description import AdapterDescription
 
 __all__ = [
     "Blocks",
@@ -29,6 +30,7 @@ __all__ = [
     "TlsFile",
     "check_api_keys",
     "configure",
+    "described_adapters",
     "free_port",
     "group_numbers",
     "running",
@@ -124,6 +126,16 @@ def tls_files(
     except (OSError, ValueError) as error:
         raise fail(str(error), EXIT_MISUSED) from None
     return files
+
+
+def described_adapters(words: list[str], max_rank: int) -> "tuple[AdapterDescription, ...]":
+    """What the files of adapters named by NAME=PATH say."""
+    from blockyard.cluster.adapters.named_adapters import named_adapters, parse_adapters
+
+    try:
+        return named_adapters(parse_adapters(words), max_rank)
+    except ValueError as error:
+        raise fail(str(error), EXIT_MISUSED) from None
 
 
 def check_api_keys(file: Path) -> None:

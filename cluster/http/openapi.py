@@ -24,6 +24,8 @@ _POSTED = {
     "/tokenize": ("TokenizeRequest", "The tokens of a prompt or a conversation.", False),
     "/detokenize": ("DetokenizeRequest", "The text of tokens.", False),
     "/update_weights_from_disk": ("UpdateWeightsRequest", "Go on with other weights.", False),
+    "/v1/load_lora_adapter": ("LoadAdapterRequest", "Serve an adapter.", False),
+    "/v1/unload_lora_adapter": ("UnloadAdapterRequest", "Take no more requests for one.", False),
 }
 
 _STATES = {

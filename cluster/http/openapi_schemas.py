@@ -185,6 +185,7 @@ _RESPONSE_ITEM = _either(
         "output",
     ),
 )
+_ADAPTER = {"model": _TEXT, "lora_name": _TEXT}
 
 SCHEMAS: dict[str, Schema] = {
     "Tool": _either(
@@ -276,6 +277,8 @@ SCHEMAS: dict[str, Schema] = {
         ),
     ),
     "DetokenizeRequest": _closed({"model": _TEXT, "tokens": _list(_TOKEN)}, "tokens"),
+    "LoadAdapterRequest": _closed(_ADAPTER | {"lora_path": _TEXT}, "lora_name", "lora_path"),
+    "UnloadAdapterRequest": _closed(_ADAPTER, "lora_name"),
     "UpdateWeightsRequest": _closed({"model": _TEXT, "model_path": _TEXT}, "model_path"),
     "Error": {
         "type": "object",

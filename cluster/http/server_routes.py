@@ -12,8 +12,7 @@ from blockyard.cluster.dispatch import Dispatcher
 from blockyard.cluster.http.openapi import openapi_document
 from blockyard.cluster.metrics import scrape
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError
-from blockyard.cluster.request.generation import find_model
-from blockyard.workers.description import ModelDescription
+from blockyard.cluster.request.served_model import ServedModel, find_served, served_models
 
 __all__ = ["ServerRoutes"]
 
@@ -33,13 +32,13 @@ class ServerRoutes:
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
-        found = [self._model(model) for model in self._dispatcher.models()]
+        found = [self._model(served) for served in served_models(self._dispatcher)]
         return _json({"object": "list", "data": found})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/NAME`."""
         return _json(
-            self._model(find_model(self._dispatcher, request.path_params["model"], "model"))
+            self._model(find_served(self._dispatcher, request.path_params["model"], "model"))
         )
 
     async def openapi(self, request: Request) -> Response:
@@ -80,14 +79,17 @@ class ServerRoutes:
             ) from None
         return Response(text, headers={"content-type": content_type, "cache-control": "no-store"})
 
-    def _model(self, model: ModelDescription) -> dict[str, Any]:
-        return {
-            "id": model.name,
+    def _model(self, served: ServedModel) -> dict[str, Any]:
+        told = {
+            "id": served.name,
             "object": "model",
             "created": self._created,
             "owned_by": "blockyard",
-            "max_model_len": model.context_tokens,
+            "max_model_len": served.model.context_tokens,
         }
+        if served.adapter is not None:
+            told["parent"] = served.model.name
+        return told
 
 
 def _json(body: dict[str, Any]) -> Response:

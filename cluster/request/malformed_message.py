@@ -6,11 +6,15 @@ the caller learns that the mistake is theirs. It crosses processes, so it is pla
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
-__all__ = ["MalformedMessage", "tolerant_parser"]
+from blockyard.cluster.request.api_error import ApiCode, ApiError
+
+__all__ = ["MalformedMessage", "tolerant_parser", "well_formed"]
+
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +34,16 @@ def tolerant_parser(message_type: Any) -> Callable[[bytes], Any]:
             return MalformedMessage(message_type.DESCRIPTOR.full_name)
 
     return parse
+
+
+def well_formed(request: M | MalformedMessage) -> M:
+    """A request that is a message.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT.
+    """
+    if isinstance(request, MalformedMessage):
+        raise ApiError(
+            ApiCode.INVALID_ARGUMENT, "request", f"not a valid {request.expected} message"
+        )
+    return request

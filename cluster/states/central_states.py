@@ -106,6 +106,11 @@ class ModelStates:
                 )
             before = self._wanted.get(order.model, groups[0].identity.state)
             state = _state_after(before, order)
+            senseless = _refused_at_once(before, order)
+            if senseless is not None:
+                return Ordered(order.ticket, before, len(groups), *senseless)
+            if order.load in before.adapters:
+                return Ordered(order.ticket, before, len(groups))
             refusal = None
             if order.directory is not None:
                 refusal = await self._ask(groups, state, rehearse=True)
@@ -144,14 +149,33 @@ class ModelStates:
 
     def _post(self, group: StatedGroup, message: Become) -> None:
         now = group.identity.state
-        alike = replace(message.state, generation=now.generation) == now
-        if not message.rehearse and not alike:
+        # Adapters come and go beside the steps that run.
+        meant = replace(message.state, generation=now.generation, adapters=now.adapters)
+        if not message.rehearse and meant != now:
             group.identity = replace(group.identity, resting=True)
         group.post(message)
 
 
+def _refused_at_once(before: ModelState, order: Order) -> tuple[RefusalCode, str] | None:
+    """Why an order for an adapter makes no sense, if so."""
+    if order.load is None:
+        return None
+    if before.asleep:
+        return RefusalCode.UNAVAILABLE, "the model sleeps; wake it first"
+    name = order.load.name
+    if any(each.name == name and each != order.load for each in before.adapters):
+        return RefusalCode.EXISTS, f"another adapter is loaded as {name!r}; unload it first"
+    return None
+
+
 def _state_after(before: ModelState, order: Order) -> ModelState:
-    state = replace(before, generation=before.generation + 1, asleep=order.asleep)
+    state = replace(before, generation=before.generation + 1)
+    if order.load is not None:
+        return replace(state, adapters=(*before.adapters, order.load))
+    if order.unload:
+        kept = tuple(each for each in before.adapters if each.name != order.unload)
+        return replace(state, adapters=kept)
+    state = replace(state, asleep=order.asleep)
     if order.directory is None:
         return state
     # Not a number alone: whoever counts anew must not give out a name that was given out before.

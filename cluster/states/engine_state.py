@@ -8,11 +8,13 @@ import asyncio
 import logging
 from pathlib import Path
 
+from blockyard.cluster.adapters.engine_adapters import EngineAdapters
 from blockyard.cluster.group import GroupLost
 from blockyard.cluster.resting import Rest, Weights, WeightsNotLoaded, refuse_other_shape
 from blockyard.cluster.states.model_state import STARTED, Became, Become, ModelState
 from blockyard.cluster.states.weight_files import OutsideRoot, weights_under
 from blockyard.scheduler.request import RefusalCode
+from blockyard.workers.adapter_description import AdapterRefused
 from blockyard.workers.description import ModelFilesError
 
 __all__ = ["EngineState"]
@@ -28,6 +30,7 @@ class EngineState:
         started_with: directory of the weights that the model goes by.
         weights_root: directory that other weights must be in; None: no others are loaded.
         state: what it is at first.
+        adapters: of the engine; None: there are none.
     """
 
     def __init__(
@@ -36,7 +39,9 @@ class EngineState:
         started_with: str,
         weights_root: str | None,
         state: ModelState = STARTED,
+        adapters: EngineAdapters | None = None,
     ) -> None:
+        self._adapters = adapters
         self._rest = rest
         self._root = Path(weights_root) if weights_root is not None else None
         self._started_with = started_with
@@ -60,8 +65,11 @@ class EngineState:
                 weights = await asyncio.to_thread(self._checked, asked.state)
                 if not asked.rehearse:
                     await self._change(asked.state, weights)
+                    # While it sleeps they are kept as they are; waking says again which are wanted.
+                    if self._adapters is not None and not asked.state.asleep:
+                        await self._adapters.become(asked.state.adapters)
                     self._state = asked.state
-        except (OutsideRoot, ValueError, ModelFilesError) as error:
+        except (OutsideRoot, ValueError, ModelFilesError, AdapterRefused) as error:
             message = str(error)
             return self._refused(asked, RefusalCode.INVALID, message)
         except (WeightsNotLoaded, GroupLost) as error:

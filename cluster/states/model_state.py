@@ -5,9 +5,18 @@ The central scheduler holds what each model is to be; an engine tells what its g
 
 import msgspec
 
-from blockyard.scheduler.request import RefusalCode
+from blockyard.scheduler.request import RefusalCode, RequestRefused
+from blockyard.workers.adapter_description import AdapterDescription
 
-__all__ = ["STARTED", "Became", "Become", "ModelState", "Order", "Ordered"]
+__all__ = [
+    "STARTED",
+    "Became",
+    "Become",
+    "ModelState",
+    "Order",
+    "Ordered",
+    "refuse_unless_done",
+]
 
 
 class ModelState(msgspec.Struct, frozen=True, array_like=True):
@@ -18,12 +27,14 @@ class ModelState(msgspec.Struct, frozen=True, array_like=True):
         asleep: memory of weights and blocks is given back.
         directory: of the weights; empty for those that the model was started with.
         version: what these weights are called in the names of blocks; two never share it.
+        adapters: that requests may ask for.
     """
 
     generation: int = 0
     asleep: bool = False
     directory: str = ""
     version: str = ""
+    adapters: tuple[AdapterDescription, ...] = ()
 
 
 STARTED = ModelState()
@@ -50,13 +61,16 @@ class Became(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Order(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Ingress to central scheduler: have all groups of a model sleep, or be awake.
 
-    `directory` is of weights to wake with; None: those they have.
+    `directory` is of weights to wake with; None: those they have. With an adapter to `load`, or the
+    name of one to `unload`, they stay asleep or awake as they are.
     """
 
     ticket: int
     model: str
     asleep: bool
     directory: str | None = None
+    load: AdapterDescription | None = None
+    unload: str = ""
 
 
 class Ordered(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -67,3 +81,20 @@ class Ordered(msgspec.Struct, frozen=True, tag=True, array_like=True):
     groups: int
     code: RefusalCode | None = None
     message: str = ""
+
+
+def refuse_unless_done(told: Ordered | None) -> None:
+    """Raise what became of an order for an adapter, unless it was carried out.
+
+    Raises:
+        RequestRefused: why not; `field` is `adapter` when the adapter is at fault.
+    """
+    if told is None:
+        raise RequestRefused(
+            RefusalCode.UNAVAILABLE,
+            "whoever has this done is not there at the moment; see what is served, and try again",
+            "model",
+        )
+    if told.code is not None:
+        field = {RefusalCode.INVALID: "adapter", RefusalCode.EXISTS: ""}.get(told.code, "model")
+        raise RequestRefused(told.code, told.message, field)

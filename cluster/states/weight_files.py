@@ -5,7 +5,7 @@ What is said to callers names directories as they did, never where the root is.
 
 from pathlib import Path
 
-__all__ = ["OutsideRoot", "weights_under"]
+__all__ = ["OutsideRoot", "directory_below", "weights_under"]
 
 
 class OutsideRoot(ValueError):
@@ -22,6 +22,15 @@ def weights_under(root: Path | None, directory: str) -> Path:
         raise OutsideRoot(
             "this server loads no other weights; start it with `blockyard serve --weights-root`"
         )
+    return directory_below(root, directory, "the directory of weights")
+
+
+def directory_below(root: Path, directory: str, called: str) -> Path:
+    """The same of any root that there is; `called` is what callers are told it is.
+
+    Raises:
+        OutsideRoot: see `weights_under`.
+    """
     try:
         base = root.resolve(strict=True)
         found = (base / directory).resolve()
@@ -29,7 +38,7 @@ def weights_under(root: Path | None, directory: str) -> Path:
     except (OSError, RuntimeError, ValueError):  # a loop of links, a null byte
         inside = False
     if not inside:
-        raise OutsideRoot(f"{directory!r} is not below the directory of weights")
+        raise OutsideRoot(f"{directory!r} is not below {called}")
     if not found.is_dir():
-        raise OutsideRoot(f"there is no directory {directory!r} below the directory of weights")
+        raise OutsideRoot(f"there is no directory {directory!r} below {called}")
     return found

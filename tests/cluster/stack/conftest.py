@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from blockyard.cluster.dispatch import TokenStream
 from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.ingress import ClusterDispatcher
 from blockyard.cluster.messages import GroupIdentity
+from blockyard.cluster.states.engine_state import EngineState
 from blockyard.cluster.wire import Endpoint
 from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.cluster.worker_host import WorkerHost
@@ -23,6 +25,7 @@ from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
+from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.config import Executor, WorkerConfig, WorkerProfile
 from blockyard.workers.description import ModelDescription
 from blockyard.workers.fake import WitnessWorker
@@ -47,6 +50,12 @@ class GatedWorker:
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         self._inner.allocate(num_blocks, num_host_blocks)
+
+    def load_adapter(self, adapter: AdapterDescription) -> None:
+        self._inner.load_adapter(adapter)
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        self._inner.drop_adapter(adapter_id)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.entered.set()
@@ -107,9 +116,13 @@ class Stack:
         ranks: int = 1,
         block_size: int = 4,
         max_running: int = 16,
+        prepare: Callable[[EngineServer, Any], Awaitable[EngineState]] | None = None,
         **told: Any,
     ) -> StackGroup:
-        """One more group; `told` goes on to `EngineServer.start`."""
+        """One more group; `told` goes on to `EngineServer.start`.
+
+        `prepare` is given its server, and what has its workers, before it joins.
+        """
         workers = []
         hosts = []
         for rank in range(ranks):
@@ -140,7 +153,10 @@ class Stack:
             endpoint.port,
             endpoint.secret,
         )
-        link = CentralLink(server, identity, self.locate, changed)
+        state = None
+        if prepare is not None:
+            state = await prepare(server, SimpleNamespace(workers=workers))
+        link = CentralLink(server, identity, self.locate, changed, state)
         self.groups.append(
             StackGroup(workers, hosts, group, server, asyncio.create_task(link.run()))
         )
