@@ -36,7 +36,7 @@ def server(
     write_witness_files(folder / "elsewhere")
     with serve_with(
         folder,
-        *("--model", "witness", "--blocks", "512", "--groups", "2", "--ranks", "2"),
+        *("--model", "witness", "--blocks", "512", "--groups", "2"),
         *("--allow-admin", "--weights-root", str(folder / "weights")),
         *("--http-port", str(http_port)),
     ) as server:
