@@ -1,4 +1,4 @@
-"""Reference tables from the code itself: commands, metrics, the API, values of the Helm chart.
+"""What pages take from elsewhere: tables from the code itself, and how to contribute.
 
 `python docs/reference.py NAME` prints one. Knows nothing of MkDocs.
 """
@@ -179,6 +179,12 @@ def central_metrics() -> str:
     return _metrics(*CENTRAL_METRICS)
 
 
+def contributing() -> str:
+    """The repository's own file; what it links to are no pages, so that it is named instead."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", text.partition("\n")[2].strip())
+
+
 REFERENCES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "api": api,
@@ -188,6 +194,7 @@ REFERENCES: dict[str, Callable[[], str]] = {
     "request-metrics": request_metrics,
     "shadow-metrics": shadow_metrics,
     "central-metrics": central_metrics,
+    "contributing": contributing,
 }
 
 

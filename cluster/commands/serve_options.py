@@ -33,8 +33,8 @@ __all__ = [
 ApiKeys = Annotated[
     Path | None,
     typer.Option(
-        help="File of API keys, a line each: TENANT KEY [MOST LIVE REQUESTS]. Callers show one "
-        "as `Authorization: Bearer KEY`.",
+        help="File of API keys, a line each: TENANT KEY [MOST LIVE REQUESTS] [admin]. Callers show "
+        "one as `Authorization: Bearer KEY`; an admin's shows all tenants' requests.",
         show_default="everybody may call",
         exists=True,
         dir_okay=False,

@@ -71,6 +71,15 @@ def test_chart_values_are_whole(references: dict[str, Callable[[], str]]) -> Non
     assert unexplained == []
 
 
+def test_the_contributors_page_is_the_repositorys_file(
+    references: dict[str, Callable[[], str]],
+) -> None:
+    text = references["contributing"]()
+    for heading in re.findall(r"^## .*$", (ROOT / "CONTRIBUTING.md").read_text(), re.M):
+        assert heading in text.splitlines()
+    assert not text.startswith("#") and "](." not in text and "`.ci/run`" in text
+
+
 def test_the_site_builds(tmp_path: Path) -> None:
     pytest.importorskip(
         "mkdocs", reason="the docs extra is not installed; `make check` installs it"

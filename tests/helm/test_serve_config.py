@@ -77,7 +77,10 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
         "apiKeys": {"secret": "keys", "testKey": "test"},
         "modelStorage": {"type": "existingClaim", "existingClaim": "mine"},
         "ingress": {"replicas": 3},
-        "tls": {"secret": "certificate"},
+        "tls": {
+            "secret": "certificate",
+            "clients": {"caSecret": "people", "testSecret": "tester"},
+        },
         "logs": {"level": "WARNING", "prompts": True},
         "tracing": {"endpoint": "http://collector:4318/v1/traces"},
     }
@@ -94,7 +97,8 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
     assert (config.metrics_host, config.metrics_port) == ("0.0.0.0", 6001)
     assert (config.weights, config.http_host, config.http_port) == ("int8", "0.0.0.0", 6002)
     assert (config.drain_seconds, config.num_ingresses) == (44, 3)
-    assert config.tls == TlsFiles("/etc/blockyard-tls/tls.crt", "/etc/blockyard-tls/tls.key")
+    files = ("/etc/blockyard-tls/tls.crt", "/etc/blockyard-tls/tls.key")
+    assert config.tls == TlsFiles(*files, "/etc/blockyard-tls-clients/ca.crt")
     assert config.logs == LogConfig("json", "WARNING", None, prompts=True)
     assert config.trace_endpoint == second.config.trace_endpoint
     assert config.trace_endpoint == "http://collector:4318/v1/traces"
