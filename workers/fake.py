@@ -24,7 +24,6 @@ from blockyard.workers.witness_slots import TOKEN_BITS, slot_entries
 from blockyard.workers.witness_tables import PlanRefused, WitnessRow, WitnessTables
 
 __all__ = [
-    "PacedWitness",
     "PlanRefused",
     "WitnessWorker",
     "witness_generate",
@@ -198,21 +197,6 @@ class WitnessWorker:
         row.written = length + right
         row.sampled, row.sampled_at = found[right], row.written
         return found
-
-
-class PacedWitness(WitnessWorker):
-    """A witness whose steps take at least so many seconds, as those of a model would."""
-
-    def __init__(self, config: WorkerConfig, vocab_size: int, step_seconds: float) -> None:
-        super().__init__(config, vocab_size)
-        self._step_seconds = step_seconds
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """See `WitnessWorker.execute`."""
-        began = time.perf_counter()
-        result = super().execute(plan)
-        time.sleep(max(0.0, began + self._step_seconds - time.perf_counter()))
-        return result
 
 
 def witness_next_token(

@@ -191,7 +191,7 @@ async def _serve_until(parent: Connection, step_seconds: float) -> None:
     from blockyard.scheduler.config import SchedulerConfig
     from blockyard.workers.config import WorkerConfig
     from blockyard.workers.description import describe_model
-    from blockyard.workers.fake import PacedWitness
+    from blockyard.workers.paced_witness import PacedWitness
     from blockyard.workers.witness_files import WITNESS_CONTEXT_TOKENS, write_witness_files
 
     with tempfile.TemporaryDirectory() as folder:
