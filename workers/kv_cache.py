@@ -91,7 +91,8 @@ class KVCache:
         host_blocks: the same for the host's blocks.
         pool, host_pool: both with the scales of slots, uint8 `[blocks, block_bytes]`.
         head_scales: of float8 blocks, float32 `[layers, 2 (K, V), kv heads]`: what a stored number
-            is multiplied by. 1 until somebody sets them, which must be before the first write.
+            is multiplied by. 1 until they are set, which must be before the first write.
+        scaled: whether they were set, or there are none to set.
 
     Args:
         geometry: shape of a block.
@@ -125,6 +126,7 @@ class KVCache:
         if geometry.dtype is torch.float8_e4m3fn:
             shape = (geometry.layers, 2, geometry.kv_heads)
             self.head_scales = torch.ones(shape, device=device)
+        self.scaled = self.head_scales is None
         self._layers = self._layer_views()
 
         self._mover = mover(self.pool, self.host_pool)
@@ -142,6 +144,12 @@ class KVCache:
     def layer(self, index: int) -> LayerKV:
         """One layer of every block, with its scales; views."""
         return self._layers[index]
+
+    def set_head_scales(self, scales: torch.Tensor) -> None:
+        """Give float8 blocks their scales, `[layers, 2, kv heads or 1]`."""
+        assert self.head_scales is not None, "only float8 blocks have scales of heads"
+        self.head_scales.copy_(scales)
+        self.scaled = True
 
     def clear(self) -> None:
         """Set every number and scale on the device to 0."""

@@ -28,6 +28,7 @@ from blockyard.workers.grammar import grammars_of, prepare_masks
 from blockyard.workers.guesses import reached, rules_ahead
 from blockyard.workers.kv_cache import KVCache, KVGeometry
 from blockyard.workers.kv_dtype import resolve_kv_dtype
+from blockyard.workers.kv_scales import settle_head_scales
 from blockyard.workers.memory import count_blocks, count_host_blocks, measure_peak
 from blockyard.workers.model import DecoderModel
 from blockyard.workers.profiling import largest_batch, measure_link, measure_prefill
@@ -151,11 +152,12 @@ class ModelWorker:
             PlanError: the plan contradicts the ones before it.
             ValueError: it moves blocks that the pools do not have.
         """
-        began = time.perf_counter()
         if self._cache is None or self._batches is None:
             raise RuntimeError("a plan came before the pool was made; call allocate first")
         if not self._communicator.joined:
             raise RuntimeError("a plan came before the ranks met; have them join a group first")
+        settle_head_scales(self._cache, self._loaded(), self._config)
+        began = time.perf_counter()
         batch = self._batches.apply(plan)
         copy_seconds = self._cache.move(plan.swap_outs, plan.copies, plan.swap_ins)
         result = StepResult(plan.step, (), copy_seconds=copy_seconds)

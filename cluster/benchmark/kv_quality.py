@@ -14,7 +14,12 @@ from blockyard.workers.cpu.perplexity import measure_perplexity
 
 __all__ = ["KvQuality", "KvQualityBench", "measure_kv_quality"]
 
-_STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_STORED = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
 _TEXT_TOKENS = 1024
 
 
@@ -42,7 +47,7 @@ def measure_kv_quality(
     text_tokens: Sequence[int],
     progress: Callable[[str], None] = lambda _: None,
 ) -> KvQualityBench:
-    """Measure float32, bfloat16 and int8; takes about a minute.
+    """Measure float32, bfloat16, int8 and fp8; takes about a minute.
 
     Raises:
         ValueError: the text has less than two tokens, so that nothing is foretold.

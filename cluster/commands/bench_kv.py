@@ -26,7 +26,7 @@ def bench_kv(
         typer.Option(help="CPU threads of a step.", show_default="all cores", min=1),
     ] = None,
 ) -> None:
-    """Measure how well a model foretells a text with KV in each dtype that a CPU keeps."""
+    """Measure how well a model foretells a text with KV in each dtype, fp8 by plain torch."""
     from blockyard.cluster.benchmark.kv_quality import measure_kv_quality
     from blockyard.cluster.tokenizer import load_tokenizer
     from blockyard.workers.catalog import ModelUnavailable, SilentProgress, resolve_model

@@ -84,6 +84,7 @@ def make_tiny_worker(tiny_dir: Path, kv_dtype: str) -> Callable[..., ModelWorker
             max_context_tokens=512,
             device="cpu",
             kv_dtype=kv_dtype,
+            backend="torch" if kv_dtype == "fp8" else "auto",  # no CPU path reads it
             block_size=block_size,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,

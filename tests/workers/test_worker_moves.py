@@ -21,9 +21,9 @@ CHOICES = {1: 0, 2: 2, 3: 3}
 """Handle: choice. `plan` gives a child the choice of its own number."""
 
 
-@pytest.fixture(params=["auto", "int8"])
+@pytest.fixture(params=["auto", "int8", "fp8"])
 def kv_dtype(request: pytest.FixtureRequest) -> str:
-    """int8 blocks have scales, which must move with their numbers."""
+    """int8 blocks have scales, which move with their numbers; those of fp8 stay as they are."""
     return str(request.param)
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from blockyard.cuda.backend import AttentionBatch
+from blockyard.cuda.backend import AttentionBackend, AttentionBatch
+from blockyard.cuda.reference import ReferenceBackend
 from blockyard.workers.attention import CachedAttention
 from blockyard.workers.collectives import Communicator
+from blockyard.workers.config import WorkerConfig
 from blockyard.workers.cpu.fuse import put_on_cpu_path
 from blockyard.workers.cpu.packed import WeightStorage
 from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.kv_scales import settle_head_scales
 from blockyard.workers.loader import load_model
 from blockyard.workers.progress import SilentProgress
 
@@ -35,12 +38,15 @@ def measure_perplexity(
         tokens: the text.
         storage: of the weights.
         threads: that work.
-        kv_dtype: of the keys and values, which are all read from their blocks.
+        kv_dtype: of the keys and values, which are all read from their blocks; float8 by plain
+            torch, for no CPU path reads it.
     """
     count = len(tokens)
     cpu = torch.device("cpu")
     model = load_model(directory, cpu, "float32", count, SilentProgress(), Communicator())
-    backend = put_on_cpu_path(model, threads, count, storage, kv_dtype).backend
+    backend: AttentionBackend = ReferenceBackend()
+    if kv_dtype is not torch.float8_e4m3fn:
+        backend = put_on_cpu_path(model, threads, count, storage, kv_dtype).backend
     shape = model.attention
     geometry = KVGeometry(shape.layers, shape.kv_heads, shape.head_dim, _BLOCK_SIZE, kv_dtype)
     blocks = -(-count // _BLOCK_SIZE)
@@ -51,9 +57,11 @@ def measure_perplexity(
         slots=torch.arange(count),
         block_size=_BLOCK_SIZE,
     )
+    cache = KVCache(geometry, blocks, cpu)
+    settle_head_scales(cache, model, WorkerConfig(str(directory), count))
     ids, places = torch.tensor(tokens), torch.arange(count)
     with torch.inference_mode():
-        attention = CachedAttention(KVCache(geometry, blocks, cpu), backend.begin(batch))
+        attention = CachedAttention(cache, backend.begin(batch))
         logits = model.forward(ids, places, places[:-1], attention)
         loss = torch.nn.functional.cross_entropy(logits.double(), ids[1:])
     return math.exp(float(loss))

@@ -44,12 +44,12 @@ def test_each_kv_dtype_is_held_against_float32(model: Path, tmp_path: Path) -> N
     bench = json.loads(ran.stdout)
     assert bench["tokens"] == 90
     kinds = {kind["kv_dtype"]: kind for kind in bench["kinds"]}
-    assert list(kinds) == ["float32", "bfloat16", "int8"]
-    assert len({kind["perplexity"] for kind in bench["kinds"]}) == 3
-    for name in ("bfloat16", "int8"):
+    assert list(kinds) == ["float32", "bfloat16", "int8", "fp8"]
+    assert len({kind["perplexity"] for kind in bench["kinds"]}) == 4
+    for name in ("bfloat16", "int8", "fp8"):
         loss = kinds[name]["perplexity"] / kinds["float32"]["perplexity"] - 1
         assert kinds[name]["loss"] == pytest.approx(loss, abs=1e-5)
-        assert abs(loss) < 0.02
+        assert abs(loss) < (0.2 if name == "fp8" else 0.02)  # its weights are chance, and wide
     told = CliRunner().invoke(app, words).stdout
     assert "90 tokens of text.txt" in told and "int8" in told
 
