@@ -49,7 +49,7 @@ def _figures(group: Mapping[str, Any]) -> Text:
             )
     lines.append(
         f"preempted: {preempted['swapped']} swapped, {preempted['recomputed']} to recompute, "
-        f"{preempted['held']} only out of the batch"
+        f"{preempted['held']} only out of the batch, {preempted['moved']} to another group"
     )
     return Text("\n".join(lines))
 

@@ -2,18 +2,19 @@
 
 What a stream has given is kept, up to a limit, until its grace is over: that long after its last
 reader has left, whether it has ended or not. Then it is closed, which ends its request. A stream
-that holds as much as it may goes no faster than it is read. Knows no transport and no tokens.
-Units: seconds, bytes; places are counted by the caller's own measure, from 0.
+that holds as much as it may goes no faster than it is read. All tenants share the places for such
+streams; where there is none left the one who has most gives one up. Knows no transport and no
+tokens. Units: seconds, bytes; places are counted by the caller's own measure, from 0.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Generic, TypeVar
 
 from blockyard.cluster.request.api_error import RETRY_AFTER_SECONDS, ApiCode, ApiError
 from blockyard.cluster.request.generation import unexpected_error
+from blockyard.cluster.request.kept_stream import Hold, KeptStream, choose_leaving
 from blockyard.cluster.request.limits import invalid
 
 __all__ = ["ResumableStreams", "check_grace"]
@@ -35,31 +36,6 @@ def check_grace(seconds: float) -> None:
         )
 
 
-class _Kept(Generic[T]):
-    """One stream, what it gave last, and who reads it."""
-
-    def __init__(self, source: AsyncGenerator[T, None], grace_seconds: float) -> None:
-        self.source = source
-        self.grace_seconds = grace_seconds
-        # Items with the place behind each; `first` is the number of the first one kept.
-        self.items: deque[tuple[int, T, int]] = deque()
-        self.first = 0
-        self.begin_place = self.end_place = 0
-        self.num_bytes = 0
-        self.num_read = 0
-        self.done = False
-        self.failure: ApiError | None = None
-        self.reader: object | None = None
-        self.changed = asyncio.Event()
-        self.pump: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-
-    def note(self) -> None:
-        """Wake whoever waits for a change."""
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-
 class ResumableStreams(Generic[T]):
     """The streams of one front.
 
@@ -79,7 +55,8 @@ class ResumableStreams(Generic[T]):
         self._steps_of = steps_of
         self._most_streams = most_streams
         self._most_kept_bytes = most_kept_bytes
-        self._streams: dict[tuple[str, str], _Kept[T]] = {}
+        self._streams: dict[tuple[str, str], KeptStream[T]] = {}
+        self._pumps: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         """Streams that are kept, ended ones included."""
@@ -100,8 +77,12 @@ class ResumableStreams(Generic[T]):
         except ApiError:
             await source.aclose()
             raise
-        kept = self._streams[key] = _Kept(source, grace_seconds)
+        now = asyncio.get_running_loop().time()
+        kept = KeptStream(source, grace_seconds, self._most_kept_bytes, now)
+        self._streams[key] = kept
         kept.pump = asyncio.create_task(self._pump(kept), name="resumable-stream")
+        self._pumps.add(kept.pump)
+        kept.pump.add_done_callback(self._pumps.discard)
         async with aclosing(self._read(key, kept, 0)) as items:
             async for item in items:
                 yield item
@@ -123,16 +104,18 @@ class ResumableStreams(Generic[T]):
                 "request_id",
                 f"no stream {name!r} of yours is kept here (any more); send the request again",
             )
-        number = self._number_at(kept, seen, field)
+        number = kept.number_at(seen, field)
         async with aclosing(self._read(key, kept, number)) as items:
             async for item in items:
                 yield item
 
     async def close(self) -> None:
         """Close every stream."""
-        pumps = [kept.pump for kept in self._streams.values() if kept.pump is not None]
         for key in list(self._streams):
             self._drop(key)
+        pumps = list(self._pumps)
+        for pump in pumps:  # those of streams that end with their readers, too
+            pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
 
     def _make_room(self, key: tuple[str, str]) -> None:
@@ -147,10 +130,14 @@ class ResumableStreams(Generic[T]):
             self._drop(key)
         if len(self._streams) < self._most_streams:
             return
-        for other, kept in self._streams.items():
-            if kept.done and kept.reader is None:
-                self._drop(other)
-                return
+        now = asyncio.get_running_loop().time()
+        leaving = choose_leaving(self._streams, key[0], now)
+        if leaving is not None:
+            if self._streams[leaving].hold(now) is Hold.READ:
+                self._streams.pop(leaving).kept = False
+            else:
+                self._drop(leaving)
+            return
         raise ApiError(
             ApiCode.RESOURCE_EXHAUSTED,
             "",
@@ -159,34 +146,12 @@ class ResumableStreams(Generic[T]):
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
 
-    def _number_at(self, kept: _Kept[T], seen: int, field: str) -> int:
-        """The first item behind a place, those that advance nothing there included."""
-        if kept.begin_place <= seen <= kept.end_place:
-            place = kept.begin_place
-            for offset, (behind, _, _) in enumerate(kept.items):
-                if place == seen:
-                    return kept.first + offset
-                place = behind
-            if place == seen:
-                return kept.first + len(kept.items)
-        raise ApiError(
-            ApiCode.INVALID_ARGUMENT,
-            field,
-            f"is {seen}; this stream is kept from {kept.begin_place} to {kept.end_place}, and is "
-            "read on from where a piece of it ended",
-        )
-
-    async def _pump(self, kept: _Kept[T]) -> None:
+    async def _pump(self, kept: KeptStream[T]) -> None:
         """Take from the source what there is room for."""
         try:
             async with aclosing(kept.source) as items:
                 async for item in items:
-                    await self._room(kept)
-                    kept.end_place += self._steps_of(item)
-                    size = self._size_of(item)
-                    kept.num_bytes += size
-                    kept.items.append((kept.end_place, item, size))
-                    kept.note()
+                    await kept.put(item, self._steps_of(item), self._size_of(item))
         except ApiError as error:
             kept.failure = error
         except asyncio.CancelledError:
@@ -198,33 +163,21 @@ class ResumableStreams(Generic[T]):
             kept.done = True
             kept.note()
 
-    async def _room(self, kept: _Kept[T]) -> None:
-        while kept.num_bytes >= self._most_kept_bytes:
-            if kept.first < kept.num_read:
-                kept.begin_place, _, size = kept.items.popleft()
-                kept.num_bytes -= size
-                kept.first += 1
-            else:
-                await kept.changed.wait()
-
     async def _read(
-        self, key: tuple[str, str], kept: _Kept[T], number: int
+        self, key: tuple[str, str], kept: KeptStream[T], number: int
     ) -> AsyncGenerator[T, None]:
         reader = kept.reader = object()
         if kept.timer is not None:
             kept.timer.cancel()
-        kept.num_read = number
+        kept.num_read, kept.read_at = number, asyncio.get_running_loop().time()
         kept.note()
         try:
             while True:
                 if kept.reader is not reader:
                     raise ApiError(ApiCode.ABORTED, "", "this stream is read by another call now")
                 changed = kept.changed
-                if kept.num_read < kept.first + len(kept.items):
-                    item = kept.items[kept.num_read - kept.first][1]
-                    kept.num_read += 1
-                    kept.note()
-                    yield item
+                if kept.has_unread:
+                    yield kept.take(asyncio.get_running_loop().time())
                 elif kept.failure is not None:
                     raise kept.failure
                 elif kept.done:
@@ -232,7 +185,9 @@ class ResumableStreams(Generic[T]):
                 else:
                     await changed.wait()
         finally:
-            if kept.reader is reader and self._streams.get(key) is kept:
+            if not kept.kept and kept.pump is not None:
+                kept.pump.cancel()
+            elif kept.reader is reader and self._streams.get(key) is kept:
                 kept.reader = None
                 if kept.failure is not None and not kept.end_place:
                     self._drop(key)  # it never began

@@ -83,10 +83,10 @@ export class Preemptions {
   }
 
   show(time, group) {
-    const { swapped, recomputed, held, blocks_out: out, blocks_in: back } = group.preempted;
+    const { swapped, recomputed, held, moved, blocks_out: out, blocks_in: back } = group.preempted;
     this.counts.textContent =
-      `${swapped} swapped, ${recomputed} to recompute, ${held} only out of the batch; ` +
-      `${out} blocks moved to host memory, ${back} back`;
+      `${swapped} swapped, ${recomputed} to recompute, ${held} only out of the batch, ` +
+      `${moved} to another group; ${out} blocks moved to host memory, ${back} back`;
     const now = new Map(group.yard.requests.map((request) => [keyOf(request), request]));
     if (this.before !== null) {
       let told = 0;
