@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig
@@ -18,7 +19,7 @@ VOCAB = 97
 
 
 def on_paper(spec: RequestSpec) -> list[tuple[int, ...]]:
-    """The answers of a search that keeps whole sequences and no blocks."""
+    """The answers of a search that keeps whole sequences and no blocks; sums are in float32."""
     sampling = spec.sampling
     width, stops, most = sampling.beam_width, sampling.stop_token_ids, sampling.max_tokens or 0
     running: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -29,7 +30,7 @@ def on_paper(spec: RequestSpec) -> list[tuple[int, ...]]:
             row = witness_likeliest([*spec.prompt_token_ids, *tokens], VOCAB, width + len(stops))
             for token, logprob in zip(row.top_ids, row.top_logprobs, strict=True):
                 if length >= sampling.min_tokens or token not in stops:
-                    pool.append((score + logprob, (*tokens, token)))
+                    pool.append((float(np.float32(score + logprob)), (*tokens, token)))
         pool.sort(key=lambda entry: -entry[0])
         ends = [tokens[-1] in stops or length == most for _, tokens in pool]
         for (score, tokens), end in zip(pool[:width], ends, strict=False):
