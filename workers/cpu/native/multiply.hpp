@@ -106,6 +106,57 @@ inline void multiply_direct(Reader reader, const float* rows, int64_t row_stride
   }
 }
 
+// The same for weights with a scale for each group, which is applied to the group's sums.
+template <int Rows, class Reader>
+inline void multiply_groups(Reader reader, const float* rows, int64_t row_stride,
+                            const std::byte* panel, int64_t inputs, float* sums) {
+  constexpr int kSums = Rows == 1 ? 4 : 2;
+  constexpr int64_t kAhead = 4096;
+  __m256 a[Rows], b[Rows];
+#pragma GCC unroll 2
+  for (int r = 0; r < Rows; ++r) a[r] = b[r] = _mm256_setzero_ps();
+  const int64_t bytes = group_bytes(Reader::storage);
+  for (int64_t begin = 0; begin < inputs; begin += kGroup, panel += bytes, rows += kGroup) {
+    reader.group(panel);
+    for (int64_t line = 0; line < bytes; line += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(panel) + kAhead + line, _MM_HINT_T0);
+    __m256 of_a[kSums][Rows], of_b[kSums][Rows];
+#pragma GCC unroll 4
+    for (int s = 0; s < kSums; ++s)
+#pragma GCC unroll 2
+      for (int r = 0; r < Rows; ++r) of_a[s][r] = of_b[s][r] = _mm256_setzero_ps();
+    for (int input = 0; input < kGroup; input += kSums) {
+#pragma GCC unroll 4
+      for (int s = 0; s < kSums; s += 2) {
+        __m256 w[2], v[2];
+        reader.read_pair(input + s, w, v);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i)
+#pragma GCC unroll 2
+          for (int r = 0; r < Rows; ++r) {
+            const __m256 x = _mm256_broadcast_ss(rows + r * row_stride + input + s + i);
+            of_a[s + i][r] = _mm256_fmadd_ps(x, w[i], of_a[s + i][r]);
+            of_b[s + i][r] = _mm256_fmadd_ps(x, v[i], of_b[s + i][r]);
+          }
+      }
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int s = 1; s < kSums; ++s) {
+        of_a[0][r] = _mm256_add_ps(of_a[0][r], of_a[s][r]);
+        of_b[0][r] = _mm256_add_ps(of_b[0][r], of_b[s][r]);
+      }
+      reader.add_group(rows + r * row_stride, of_a[0][r], of_b[0][r], a[r], b[r]);
+    }
+  }
+#pragma GCC unroll 2
+  for (int r = 0; r < Rows; ++r) {
+    store8(sums + r * kPanel, a[r]);
+    store8(sums + r * kPanel + kLanes, b[r]);
+  }
+}
+
 // The first tile of a stretch in a narrower storage: widens the weights, uses them and keeps them.
 template <int Rows, class Reader>
 inline void multiply_and_widen(Reader reader, const float* rows, int64_t row_stride,
@@ -177,6 +228,10 @@ inline void multiply_stretches(Reader reader, const float* rows, int64_t row_str
 template <class Reader>
 inline void multiply_panel(Reader reader, const float* rows, int64_t row_stride, int count,
                            const std::byte* panel, int64_t inputs, float* sums, float* wide) {
+  if constexpr (Reader::storage == Storage::kInt8 || Reader::storage == Storage::kInt4) {
+    if (count == 1) return multiply_groups<1>(reader, rows, row_stride, panel, inputs, sums);
+    if (count == 2) return multiply_groups<2>(reader, rows, row_stride, panel, inputs, sums);
+  }
   switch (count) {
     case 1: return multiply_direct<1>(reader, rows, row_stride, panel, inputs, sums);
     case 2: return multiply_direct<2>(reader, rows, row_stride, panel, inputs, sums);

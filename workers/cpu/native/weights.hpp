@@ -53,6 +53,9 @@ inline __m256 load_halves(const void* from) {
 
 // One reader for each storage. `group(at)` begins the group of 32 inputs stored at `at`;
 // `read(input, a, b)` gives its 16 weights of one input, `input` counted from the group's first.
+// Where a group has scales, `read_pair` gives the bare numbers of an even input and the next, and
+// `add_group` adds to `a` and `b` what sums of inputs times bare numbers amount to: one product with
+// the scale for each group instead of each weight.
 struct ReadFloat32 {
   static constexpr Storage storage = Storage::kFloat32;
   const float* weights;
@@ -86,6 +89,16 @@ struct ReadInt8 {
     a = _mm256_mul_ps(load8(weights + input * kPanel), scale_a);
     b = _mm256_mul_ps(load8(weights + input * kPanel + kLanes), scale_b);
   }
+  void read_pair(int input, __m256 (&a)[2], __m256 (&b)[2]) const {
+    for (int i = 0; i < 2; ++i) {
+      a[i] = load8(weights + (input + i) * kPanel);
+      b[i] = load8(weights + (input + i) * kPanel + kLanes);
+    }
+  }
+  void add_group(const float*, __m256 sum_a, __m256 sum_b, __m256& a, __m256& b) const {
+    a = _mm256_fmadd_ps(sum_a, scale_a, a);
+    b = _mm256_fmadd_ps(sum_b, scale_b, b);
+  }
 };
 
 // Byte `j` of an input pair holds column `j` of the even input below, of the odd input above.
@@ -109,6 +122,22 @@ struct ReadInt4 {
     const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(pair, 8)));
     a = _mm256_fmadd_ps(low, scale_a, least_a);
     b = _mm256_fmadd_ps(high, scale_b, least_b);
+  }
+  void read_pair(int input, __m256 (&a)[2], __m256 (&b)[2]) const {
+    const auto* at = weights + input / 2 * kPanel;
+    split(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))), a);
+    split(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + kLanes))), b);
+  }
+  void add_group(const float* inputs, __m256 sum_a, __m256 sum_b, __m256& a, __m256& b) const {
+    __m256 all = load8(inputs);
+    for (int i = kLanes; i < kGroup; i += kLanes) all = _mm256_add_ps(all, load8(inputs + i));
+    const __m256 total = _mm256_set1_ps(sum8(all));
+    a = _mm256_fmadd_ps(total, least_a, _mm256_fmadd_ps(sum_a, scale_a, a));
+    b = _mm256_fmadd_ps(total, least_b, _mm256_fmadd_ps(sum_b, scale_b, b));
+  }
+  static void split(__m256i pairs, __m256 (&out)[2]) {
+    out[0] = _mm256_cvtepi32_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(15)));
+    out[1] = _mm256_cvtepi32_ps(_mm256_srli_epi32(pairs, 4));
   }
 };
 
