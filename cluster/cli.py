@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from blockyard.cluster.commands.adapters import load_adapter, unload_adapter
 from blockyard.cluster.commands.bench import bench_app
 from blockyard.cluster.commands.bench_cluster import bench_cluster
 from blockyard.cluster.commands.bench_cpu import bench_end_to_end, bench_linear
@@ -52,6 +53,8 @@ app.command("doctor")(doctor)
 app.command("sleep")(sleep)
 app.command("wake")(wake)
 app.command("update-weights")(update_weights)
+app.command("load-adapter")(load_adapter)
+app.command("unload-adapter")(unload_adapter)
 app.command("chaos")(chaos)
 app.add_typer(model_app, name="model")
 app.add_typer(config_app, name="config")

@@ -23,8 +23,9 @@ from blockyard.cluster.resting import Weights
 from blockyard.cluster.tokenizer import load_tokenizer
 from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE, SchedulerConfig, Speculation
+from blockyard.workers.adapter_description import describe_adapter
 from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_model
-from blockyard.workers.config import Executor, WorkerConfig, WorkerKind
+from blockyard.workers.config import DEFAULT_ADAPTER_RANK, Executor, WorkerConfig, WorkerKind
 from blockyard.workers.description import describe_model
 
 __all__ = ["LLM"]
@@ -40,6 +41,9 @@ class LLM:
         model: name, Hugging Face repository, or directory.
         device, dtype, kv_dtype, num_blocks, num_host_blocks, threads: see `WorkerConfig`.
         block_size: token slots in a block.
+        adapters: directories of LoRA adapters, by the names that `generate` takes.
+        max_adapters: that may be loaded at once; None: as many as are given here.
+        max_adapter_rank: the widest that is taken.
         max_running, max_step_tokens, speculate: see `SchedulerConfig`.
 
     Raises:
@@ -61,6 +65,9 @@ class LLM:
         max_running: int = 256,
         max_step_tokens: int = 512,
         speculate: Literal["off", "ngram"] = "off",
+        adapters: Mapping[str, str | Path] | None = None,
+        max_adapters: int | None = None,
+        max_adapter_rank: int = DEFAULT_ADAPTER_RANK,
     ) -> None:
         directory = resolve_model(model, None, SilentProgress())
         description = describe_model(directory, directory.name if Path(model).is_dir() else model)
@@ -85,7 +92,10 @@ class LLM:
             threads=threads,
             max_running=max_running,
             max_step_tokens=max_step_tokens,
+            max_adapters=len(adapters or {}) if max_adapters is None else max_adapters,
+            max_adapter_rank=max_adapter_rank,
         )
+        self._model, self._max_rank = description.name, max_adapter_rank
         # Imported here: the name of this class must not cost what torch costs.
         from blockyard.workers.worker import make_worker
 
@@ -110,6 +120,8 @@ class LLM:
             tokenizers = {description.name: load_tokenizer(directory)}
             self._service = GenerationService(self._dispatcher, tokenizers)
             self._rest = self._dispatcher.rest(make_again)
+            for name, folder in (adapters or {}).items():
+                self.load_adapter(name, folder)
         except BaseException:
             self._end_loop()
             raise
@@ -160,11 +172,25 @@ class LLM:
         directory = resolve_model(model, None, SilentProgress())
         self._run(self._rest.update(Weights(str(directory), secrets.token_hex(8))))
 
+    def load_adapter(self, name: str, directory: str | Path) -> None:
+        """Have a LoRA adapter, which `generate` takes by its name.
+
+        Raises:
+            AdapterRefused, RequestRefused: it cannot be served, with the reason.
+        """
+        adapter = describe_adapter(directory, name, self._max_rank)
+        self._run(self._dispatcher.load_adapter(self._model, adapter))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; requests that run with it finish first."""
+        self._run(self._dispatcher.unload_adapter(self._model, name))
+
     def generate(
         self,
         prompts: Sequence[Prompt],
         settings: Settings | Sequence[Settings] | None = None,
         *,
+        adapter: str | Sequence[str] = "",
         progress: bool = True,
     ) -> list[pb.GenerateResponse]:
         """The answers to many prompts, in their order.
@@ -172,15 +198,17 @@ class LLM:
         Args:
             prompts: each a text, tokens, or the messages of a chat.
             settings: for all of them, or one for each.
+            adapter: name of one for all of them, or one for each; empty for the model itself.
             progress: show a bar, where standard error is a terminal.
 
         Raises:
             ApiError: a request was refused or failed; the others are given up.
-            ValueError: not as many settings as prompts.
+            ValueError: not as many settings or adapters as prompts.
         """
         if settings is None or isinstance(settings, Settings):
             settings = [settings or Settings()] * len(prompts)
-        requests = [_request(prompt, each) for prompt, each in zip(prompts, settings, strict=True)]
+        names = [adapter] * len(prompts) if isinstance(adapter, str) else adapter
+        requests = [_request(*each) for each in zip(prompts, settings, names, strict=True)]
         bar = Progress(
             *Progress.get_default_columns(),
             MofNCompleteColumn(),
@@ -216,10 +244,11 @@ class LLM:
         self._loop.close()
 
 
-def _request(prompt: Prompt, settings: Settings) -> pb.GenerateRequest:
+def _request(prompt: Prompt, settings: Settings, model: str) -> pb.GenerateRequest:
     if isinstance(prompt, str):
-        return build_request(prompt=prompt, settings=settings)
+        return build_request(prompt=prompt, model=model, settings=settings)
     if prompt and isinstance(prompt[0], Mapping):
         messages = cast("Sequence[Mapping[str, str]]", prompt)
-        return build_request(messages=messages, settings=settings)
-    return build_request(token_ids=cast("Sequence[int]", prompt), settings=settings)
+        return build_request(messages=messages, model=model, settings=settings)
+    tokens = cast("Sequence[int]", prompt)
+    return build_request(token_ids=tokens, model=model, settings=settings)

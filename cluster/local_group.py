@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from blockyard.cluster.group import GroupLost
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.workers.adapter_description import AdapterDescription, AdapterRefused
-from blockyard.workers.config import Executor, WorkerProfile
+from blockyard.workers.config import Executor, TakesAdapters, WorkerProfile
 
 __all__ = ["LocalGroup"]
 
@@ -92,13 +92,16 @@ class LocalGroup:
         Raises:
             AdapterRefused: it cannot be served.
         """
-        await asyncio.to_thread(self._loaded().load_adapter, adapter)
+        executor = self._loaded()
+        if not isinstance(executor, TakesAdapters):
+            raise AdapterRefused("these workers take no adapters")
+        await asyncio.to_thread(executor.load_adapter, adapter)
         self.adapters[adapter.adapter_id] = adapter
 
     async def drop_adapter(self, adapter_id: str) -> None:
         """Forget an adapter that no step uses any more."""
         self.adapters.pop(adapter_id, None)
-        if self._executor is not None:  # else it has none
+        if isinstance(self._executor, TakesAdapters):
             self._executor.drop_adapter(adapter_id)
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ from blockyard.cluster.messages import (
 )
 from blockyard.cluster.wire import MAX_FRAME_BYTES, Codec, Endpoint, WireError, tune
 from blockyard.workers.adapter_description import AdapterDescription, AdapterRefused
-from blockyard.workers.config import Executor, WorkerProfile
+from blockyard.workers.config import Executor, TakesAdapters, WorkerProfile
 
 __all__ = ["WorkerHost"]
 
@@ -63,15 +63,20 @@ class WorkerHost:
 
         Not in the one thread, which runs steps: those go on meanwhile.
         """
+        executor = self._loaded()
+        if not isinstance(executor, TakesAdapters):
+            return "these workers take no adapters"
         try:
-            self._loaded().load_adapter(adapter)
+            executor.load_adapter(adapter)
         except AdapterRefused as refusal:
             return str(refusal)
         return ""
 
     def drop_adapter(self, adapter_id: str) -> None:
         """Forget an adapter that no step uses any more."""
-        self._loaded().drop_adapter(adapter_id)
+        executor = self._loaded()
+        if isinstance(executor, TakesAdapters):
+            executor.drop_adapter(adapter_id)
 
     def listen(self, host: str) -> Endpoint:
         """Wait for the engine and serve it to the end; the kernel picks the port."""

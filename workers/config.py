@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from blockyard.scheduler.config import DEFAULT_BLOCK_SIZE
 from blockyard.scheduler.plan import StepPlan, StepResult
@@ -18,6 +18,7 @@ __all__ = [
     "AllocatorMemory",
     "Executor",
     "Formation",
+    "TakesAdapters",
     "WorkerConfig",
     "WorkerKind",
     "WorkerProfile",
@@ -169,6 +170,11 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. An exception means that this rank is lost."""
         ...
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """An `Executor` that may compute rows with adapters."""
 
     def load_adapter(self, adapter: AdapterDescription) -> None:
         """Have an adapter ready for steps to come; comes at any time after `load`.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from blockyard.cluster.client import GenerationClient
     from blockyard.protos import cluster_pb2 as pb
 
-__all__ = ["sleep", "update_weights", "wake"]
+__all__ = ["Address", "Model", "Timeout", "sleep", "update_weights", "wake"]
 
 Address = Annotated[
     str | None,

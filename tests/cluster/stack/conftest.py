@@ -26,7 +26,7 @@ from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.workers.adapter_description import AdapterDescription
-from blockyard.workers.config import Executor, WorkerConfig, WorkerProfile
+from blockyard.workers.config import Executor, TakesAdapters, WorkerConfig, WorkerProfile
 from blockyard.workers.description import ModelDescription
 from blockyard.workers.fake import WitnessWorker
 
@@ -52,9 +52,11 @@ class GatedWorker:
         self._inner.allocate(num_blocks, num_host_blocks)
 
     def load_adapter(self, adapter: AdapterDescription) -> None:
+        assert isinstance(self._inner, TakesAdapters)
         self._inner.load_adapter(adapter)
 
     def drop_adapter(self, adapter_id: str) -> None:
+        assert isinstance(self._inner, TakesAdapters)
         self._inner.drop_adapter(adapter_id)
 
     def execute(self, plan: StepPlan) -> StepResult:
