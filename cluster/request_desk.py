@@ -37,6 +37,8 @@ class RequestDesk:
         for spec in specs:
             explained = self._engine.explain(spec.request_id)
             choices = {choice for each in explained for choice in (each.choice, *each.begins)}
+            if spec.sampling.searches:  # none has begun, as its client sees it
+                choices.update(range(spec.num_choices))
             self._engine.abort(spec.request_id)
             self._deliver(
                 [

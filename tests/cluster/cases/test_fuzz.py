@@ -118,7 +118,7 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 POSTED = {
     path: methods["post"]["requestBody"]["content"]["application/json"]["schema"]
     for path, methods in DOCUMENT["paths"].items()
-    if "post" in methods
+    if "requestBody" in methods.get("post", {})
 }
 
 

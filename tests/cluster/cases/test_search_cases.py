@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 import blockyard
+from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.config import Speculation
 from blockyard.workers.description import describe_model
 
@@ -130,6 +131,21 @@ async def test_searches_meet_preemptions_prefixes_and_each_other(
         again = await rig.ask("grpc-unary", [*shared, 0], max_tokens=24, logprobs=0, **SETTINGS[0])
         assert again.spelled == answers[0].spelled
         assert cached in (None, again.cached_tokens)
+
+
+async def test_a_search_is_called_off_by_its_name(rig: Any) -> None:
+    request = pb.GenerateRequest(
+        prompt="hello",
+        request_id="mine",
+        sampling=pb.SamplingParameters(beam_width=4, n=3, max_tokens=200, ignore_eos=True),
+    )
+    answering = asyncio.create_task(rig.client.generate(request))
+    async with asyncio.timeout(60):
+        while not await rig.dispatcher.requests("", "mine", call_off=True):
+            await asyncio.sleep(0)
+        answer = await answering
+    assert [choice.finish_reason for choice in answer.choices] == [pb.FINISH_REASON_ABORT] * 3
+    assert not any(choice.token_ids for choice in answer.choices)
 
 
 @pytest.mark.parametrize(
