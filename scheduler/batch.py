@@ -58,8 +58,7 @@ class Batch:
         """Those who run and are not in lockstep, sorted likewise."""
         self.one_by_one = False
         """Whether nobody decodes in lockstep, because steps check guesses of next tokens."""
-        self.num_preemptions = 0
-        self.num_merged = self.num_copied = self.num_recomputed = 0
+        self.num_preemptions = self.num_merged = self.num_copied = self.num_recomputed = 0
         self.num_prompt_tokens = self.num_prefix_hits = 0
         self.notices = Notices()
         self._num_places = 0
@@ -90,7 +89,7 @@ class Batch:
 
     def fall_in(self, request: Request) -> None:
         """From the next plan on a running request decodes in lockstep."""
-        del self.out_of_step[bisect_left(self.out_of_step, request.urgency, key=_urgency)]
+        self._remove_out_of_step(request)
         self.lockstep.join(request)
 
     def fall_out(self, request: Request) -> None:
@@ -281,14 +280,19 @@ class Batch:
         self.lockstep.check(self.running, self.out_of_step)
         check_slots(holding, in_flight, self.holdings.counts(), self.holdings.logical_tokens)
 
+    def _remove_out_of_step(self, request: Request) -> None:
+        del self.out_of_step[bisect_left(self.out_of_step, request.urgency, key=_urgency)]
+
     def _vacate(self, request: Request) -> None:
         """Take away a request's place and handle; what it has computed stays in its table."""
         index = bisect_left(self.running, request.urgency, key=_urgency)
         if index < len(self.running) and self.running[index] is request:
             del self.running[index]
             self._num_places -= 1 + len(request.pending_forks)
-            self.fall_out(request)
-            del self.out_of_step[bisect_left(self.out_of_step, request.urgency, key=_urgency)]
+            if request in self.lockstep:
+                self.lockstep.leave(request)
+            else:
+                self._remove_out_of_step(request)
         if request.handle is not None:
             self.notices.forget(request.handle)
             request.handle = None

@@ -187,6 +187,15 @@ class KeyChain:
         at = index - self._num_head
         return self._tail[at] if at >= 0 else self.packed(index, index + 1)
 
+    def blocks(self, begin: int, end: int) -> list[bytes]:
+        """The same of each block from `begin` up to `end`."""
+        step, num_head = self._block_size * _TOKEN_BYTES, self._num_head
+        ends = range((begin + 1) * step, min(end, num_head) * step + 1, step)
+        blocks = [self._head[at - step : at] for at in ends]
+        if end > num_head:
+            blocks += self._tail[max(0, begin - num_head) : end - num_head]
+        return blocks
+
     def reach(self, token_ids: Sequence[int], num_blocks: int) -> None:
         """Have keys and packed tokens of at least the first `num_blocks` blocks."""
         have = self.num_blocks

@@ -5,7 +5,7 @@ The last token of an answer is sent but never read back, so it needs no slot: a 
 `prompt + max_tokens - 1` slots.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +30,9 @@ __all__ = [
     "refuse_snapshot",
     "resolve_max_tokens",
 ]
+
+_FEW_TOKENS = 512
+"""Up to so many Python is done before numpy has begun."""
 
 
 def resolve_max_tokens(spec: RequestSpec, config: SchedulerConfig, num_blocks: int) -> int:
@@ -100,10 +103,17 @@ def pack_prompt(spec: RequestSpec, config: SchedulerConfig) -> bytes:
     except OverflowError:
         largest = MAX_TOKEN_ID + 1
     else:
-        largest = int(np.frombuffer(packed, dtype="<u4").max(initial=0))
+        largest = _largest(spec.prompt_token_ids, packed)
     if largest >= config.vocab_size:
         raise _invalid("prompt", f"token ids must be from 0 to {config.vocab_size - 1}")
     return packed
+
+
+def _largest(token_ids: Sequence[int], packed: bytes) -> int:
+    """The largest of some token ids, in the way that is quicker for so many."""
+    if len(token_ids) < _FEW_TOKENS:
+        return max(token_ids, default=0)
+    return int(np.frombuffer(packed, dtype="<u4").max(initial=0))
 
 
 def refuse_now(

@@ -19,17 +19,18 @@ def last_update(
     """The update that ends a request which took part in a step."""
     started_at = now if request.started_at is None else request.started_at
     first_token_at = now if request.first_token_at is None else request.first_token_at
+    timings = Timings(
+        started_at - request.arrived_at,
+        first_token_at - started_at,
+        now - first_token_at,
+        request.num_preemptions,
+    )
     return RequestUpdate(
-        request_id=request.request_id,
-        token_ids=token_ids,
-        finish_reason=request.finish_reason,
-        error=error,
-        cached_tokens=request.cached_tokens,
-        timings=Timings(
-            queue_seconds=started_at - request.arrived_at,
-            prefill_seconds=first_token_at - started_at,
-            decode_seconds=now - first_token_at,
-            preemptions=request.num_preemptions,
-        ),
-        choice=request.choice,
+        request.request_id,
+        token_ids,
+        request.finish_reason,
+        error,
+        request.cached_tokens,
+        timings,
+        request.choice,
     )

@@ -131,19 +131,21 @@ class Holdings:
         Returns:
             How many of them nobody else holds.
         """
-        size, computed = self._size, request.num_computed
-        full = computed // size
-        last = request.table.block_ids[max(keep, full) :]
-        gone = self._pool.release(request.table.shrink(keep), request.last_step)
+        table, size, computed = request.table, self._size, request.num_computed
+        first = max(keep, computed // size)
+        last = table.block_ids[first:]
+        gone = self._pool.release(table.shrink(keep), request.last_step)
         tokens = len(gone) * size
-        for offset, block_id in enumerate(last):
+        for index, block_id in enumerate(last, first):
             if block_id in gone:
-                tokens -= size - max(0, computed - (max(keep, full) + offset) * size)
-        request.num_computed = min(computed, keep * size)
+                tokens -= size - max(0, computed - index * size)
         self._filled -= tokens
-        self._logical -= computed - request.num_computed
-        self._promised -= request.num_promised
-        request.num_promised = 0
+        if computed > keep * size:
+            self._logical -= computed - keep * size
+            request.num_computed = keep * size
+        if promised := request.num_promised:
+            self._promised -= promised
+            request.num_promised = 0
         return len(gone)
 
     def num_held_by(self, requests: Collection[Request]) -> int:

@@ -6,7 +6,6 @@ request falls in while nothing else is to be done for it, and falls out before a
 requests by their counts; nothing of pools, queues or clients. Units: tokens, steps in lockstep.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -51,15 +50,17 @@ class Lockstep:
         self.stop_token_ids: dict[int, int] = {}
         """Tokens that end some of them, and how many."""
         self._pace = Pace()
-        self._columns = LockstepColumns([], [], [], [], [], [])
+        self._columns = LockstepColumns([], [], [], [], [])
         # Where each would have started in the first step of all.
         self._origins = np.zeros(_LEAST_ROOM, dtype=np.int64)
         self._growing = DueTimes()  # by steps planned
         self._booking = DueTimes()  # by steps committed
         self._in_flight: list[Stride] = []
-        # Since the rows changed last, or since the last plan.
+        # As long as nobody comes or goes.
         self._rows: LockstepRows | None = None
-        self._newest: tuple[int, ...] | None = None
+        # Each row's newest token, while no step is in flight and nobody has to look for them.
+        self._newest: list[int] | None = None
+        # Since the last plan.
         self._joined: list[Request] = []
 
     def __len__(self) -> int:
@@ -76,8 +77,7 @@ class Lockstep:
         if handle is None or request.pace is not None:
             raise ValueError(f"request {request.request_id!r} cannot fall in: {request.handle}")
         request.keep_pace(self._pace)
-        place = bisect_left(columns.urgencies, request.urgency)
-        columns.urgencies.insert(place, request.urgency)
+        place = columns.place(request)
         columns.requests.insert(place, request)
         columns.handles.insert(place, handle)
         columns.names.insert(place, request.request_id)
@@ -85,13 +85,16 @@ class Lockstep:
         columns.tokens.insert(place, request.tokens)
         if count == len(self._origins):
             self._origins = np.concatenate((self._origins, np.zeros_like(self._origins)))
-        self._origins[place + 1 : count + 1] = self._origins[place:count]
+        if place < count:
+            self._origins[place + 1 : count + 1] = self._origins[place:count]
         self._origins[place] = request.origin
         self.watch_growth(request)
         self.watch_booking((request,))
         self._count(request, 1)
         self._joined.append(request)
-        self._rows = self._newest = None
+        self._rows = None
+        if self._newest is not None:
+            self._newest.insert(place, _newest_token(request))
 
     def leave(self, request: Request) -> None:
         """Let a request go; what it has in flight is settled apart from the others."""
@@ -101,12 +104,15 @@ class Lockstep:
         self._growing.drop(request, request.grows_at)
         self._booking.drop(request, request.booked_at)
         request.lose_pace()
-        place, count = bisect_left(self._columns.urgencies, request.urgency), len(self)
-        for column in self._columns:
+        place, count = self._columns.place(request), len(self)
+        columns: tuple[list[Any], ...] = self._columns
+        for column in columns:
             del column[place]
         self._origins[place : count - 1] = self._origins[place + 1 : count]
         self._count(request, -1)
-        self._rows = self._newest = None
+        self._rows = None
+        if self._newest is not None:
+            del self._newest[place]
 
     def watch_growth(self, request: Request) -> None:
         """Be told of a request when it has no slot for its next token, or needs none."""
@@ -161,8 +167,8 @@ class Lockstep:
         rows, sampled = stride.settled(sampled)
         for tokens, token in zip(rows.tokens, sampled, strict=True):
             tokens.append(token)
-        if rows is self._rows and not self._in_flight:
-            self._newest = sampled
+        if not self._in_flight:
+            self._newest = list(sampled)
         return rows, sampled, self._booking.take(pace.committed)
 
     def watch_booking(self, requests: Sequence[Request]) -> None:
@@ -205,19 +211,21 @@ class Lockstep:
         pace = self._pace
         if len(self._in_flight) != pace.planned - pace.committed:
             raise AssertionError(f"{len(self._in_flight)} steps in lockstep are in flight: {pace}")
+        if self._newest not in (None, [tokens[-1] for tokens in self._columns.tokens]):
+            raise AssertionError("some newest token in lockstep is not the newest")
         if sorted((*self._columns.requests, *out_of_step)) != list(running):
             raise AssertionError("somebody runs neither in lockstep nor out of step, or in both")
         tenants: dict[tuple[int, str], int] = {}
         stops: dict[int, int] = {}
         for row in zip(*self._columns, self._origins.tolist(), strict=False):
-            request, name = row[1], row[1].request_id
+            request, name = row[0], row[0].request_id
             spec = request.spec
             _add(tenants, (spec.priority, spec.tenant), 1)
             for token in request.sampling.stop_token_ids:
                 _add(stops, token, 1)
             true = (request.handle, name, request.choice, request.tokens, request.origin)
-            if row[0] != request.urgency or row[2:] != true or request.tokens is not row[5]:
-                raise AssertionError(f"request {name!r} is in lockstep as {row[2:]}, is {true}")
+            if row[1:] != true or request.tokens is not row[4]:
+                raise AssertionError(f"request {name!r} is in lockstep as {row[1:]}, is {true}")
             if request.pace is not pace or request.state is not RequestState.RUNNING:
                 raise AssertionError(f"request {name!r} is {request.state} and in lockstep")
             table = request.table
@@ -245,16 +253,14 @@ class Lockstep:
     def _token_ids(self) -> tuple[int, ...]:
         """The newest tokens, where they are known yet."""
         if self._newest is not None:
-            return self._newest
+            return tuple(self._newest)
         if self._pace.planned == self._pace.committed:
             token_ids = [tokens[-1] for tokens in self._columns.tokens]
         else:
             token_ids = [PLACEHOLDER] * len(self)
         for request in self._joined:
             if request.pace is self._pace:
-                known = request.num_planned < len(request.tokens)
-                place = bisect_left(self._columns.urgencies, request.urgency)
-                token_ids[place] = request.tokens[-1] if known else PLACEHOLDER
+                token_ids[self._columns.place(request)] = _newest_token(request)
         return tuple(token_ids)
 
     def _count(self, request: Request, change: int) -> None:
@@ -262,6 +268,11 @@ class Lockstep:
         _add(self.tenants, (spec.priority, spec.tenant), change)
         for token in request.sampling.stop_token_ids:
             _add(self.stop_token_ids, token, change)
+
+
+def _newest_token(request: Request) -> int:
+    """What a request that has just joined computes next, as far as that is known."""
+    return request.tokens[-1] if request.num_planned < len(request.tokens) else PLACEHOLDER
 
 
 def _add(counts: dict[_Key, int], key: _Key, change: int) -> None:

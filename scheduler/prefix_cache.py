@@ -94,8 +94,13 @@ class PrefixCache:
         done = request.num_computed // self._block_size
         begin = len(path)
         chain.reach(request.tokens, done)
+        if done > begin + 1:
+            # A prompt, most likely of blocks that nobody else has.
+            run = self.index.store_run(path[-1] if path else None, chain, begin, table[begin:done])
+            self.pool.publish(*table[begin : begin + len(run)])
+            path += run
         parent = path[-1] if path else None
-        for index in range(begin, done):
+        for index in range(len(path), done):
             own = table[index]
             parent = store(parent, chain, index, own)
             if parent is None:

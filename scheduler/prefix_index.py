@@ -5,6 +5,7 @@ merely says where to look. Knows keys, tokens and block ids; whether a block is 
 is given to somebody else, is the pool's business. Units: blocks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blockyard.scheduler.block_keys import KeyChain
@@ -118,15 +119,22 @@ class PrefixIndex:
         if entry is not None:
             same = entry.parent is parent and entry.tokens == tokens and entry.root == root
             return entry if same else None
-        if parent is not None:
-            parent.num_children += 1
-        entry = PrefixEntry(key, parent, root, tokens, block_id)
-        self._entries[key] = self._by_block[block_id] = entry
-        if key in self._removed:
-            del self._removed[key]
-        else:
-            self._stored[key] = root if parent is None else parent.key
-        return entry
+        return self._enter(PrefixEntry(key, parent, root, tokens, block_id))
+
+    def store_run(
+        self, parent: PrefixEntry | None, chain: KeyChain, begin: int, block_ids: Sequence[int]
+    ) -> list[PrefixEntry]:
+        """Entries made for blocks from `begin` of a chain on, up to the first key that is known."""
+        known, root, run = self._entries, chain.root, []
+        end = begin + len(block_ids)
+        for key, tokens, block_id in zip(
+            chain.keys[begin:end], chain.blocks(begin, end), block_ids, strict=True
+        ):
+            if key in known:
+                break
+            parent = self._enter(PrefixEntry(key, parent, root, tokens, block_id))
+            run.append(parent)
+        return run
 
     def remove(self, block_id: int) -> None:
         """The block is given to somebody else.
@@ -188,6 +196,17 @@ class PrefixIndex:
                     f"block {entry.block_id} has {children.get(id(entry), 0)} children, "
                     f"{entry.num_children} are counted"
                 )
+
+    def _enter(self, entry: PrefixEntry) -> PrefixEntry:
+        key, parent = entry.key, entry.parent
+        if parent is not None:
+            parent.num_children += 1
+        self._entries[key] = self._by_block[entry.block_id] = entry
+        if key in self._removed:
+            del self._removed[key]
+        else:
+            self._stored[key] = entry.root if parent is None else parent.key
+        return entry
 
     def _forget(self, entry: PrefixEntry) -> None:
         del self._entries[entry.key]

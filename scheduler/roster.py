@@ -13,7 +13,7 @@ from blockyard.scheduler.block_table import BlockTable
 from blockyard.scheduler.endings import reason_to_end
 from blockyard.scheduler.request import FinishReason, Request, RequestSpec, RequestState
 from blockyard.scheduler.search_round import SearchRound
-from blockyard.scheduler.snapshot import ChoiceSnapshot, RequestSnapshot, take_snapshot
+from blockyard.scheduler.snapshot import ALONE, ChoiceSnapshot, RequestSnapshot, take_snapshot
 
 __all__ = ["Roster"]
 
@@ -64,8 +64,8 @@ class Roster:
         The first forks when its prompt is computed. `packed` is the prompt, if it is at hand so.
         """
         if choice is None:
-            forks = () if spec.sampling.searches else range(1, spec.num_choices)
-            choice = ChoiceSnapshot(begins=tuple(forks))
+            alone = spec.num_choices == 1 or spec.sampling.searches
+            choice = ALONE if alone else ChoiceSnapshot(begins=tuple(range(1, spec.num_choices)))
         request = Request(
             spec=spec,
             sequence=self._next_sequence,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from blockyard.scheduler.request import RefusalCode, Request, RequestRefused, RequestSpec
 
-__all__ = ["ChoiceSnapshot", "RequestSnapshot", "check_snapshot", "take_snapshot"]
+__all__ = ["ALONE", "ChoiceSnapshot", "RequestSnapshot", "check_snapshot", "take_snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,10 @@ class ChoiceSnapshot:
     token_ids: tuple[int, ...] = ()
     begins: tuple[int, ...] = ()
     num_scored: int = 0
+
+
+ALONE = ChoiceSnapshot()
+"""A request that has not begun and begins no other choices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,19 @@ Knows nothing of who is due when. Units: tokens.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from blockyard.scheduler.request import Request
 
 __all__ = ["LockstepColumns", "LockstepRows", "Stride"]
 
+_urgency = attrgetter("urgency")
+
 
 class LockstepColumns(NamedTuple):
     """Columns of those in lockstep as they are now, most urgent first. All are parallel."""
 
-    urgencies: list[tuple[int, int, int]]
     requests: list[Request]
     handles: list[int]
     names: list[str]
@@ -24,11 +26,14 @@ class LockstepColumns(NamedTuple):
     tokens: list[list[int]]
     """The requests' own lists."""
 
+    def place(self, request: Request) -> int:
+        """Index of a request's row, or where it would be."""
+        return bisect_left(self.requests, request.urgency, key=_urgency)
+
 
 class LockstepRows(NamedTuple):
     """The same columns as they were in a plan. One value serves as long as nobody comes or goes."""
 
-    urgencies: tuple[tuple[int, int, int], ...]
     requests: tuple[Request, ...]
     handles: tuple[int, ...]
     names: tuple[str, ...]
@@ -37,7 +42,7 @@ class LockstepRows(NamedTuple):
 
     def place(self, request: Request) -> int:
         """Index of a request's row."""
-        return bisect_left(self.urgencies, request.urgency)
+        return bisect_left(self.requests, request.urgency, key=_urgency)
 
 
 @dataclass(slots=True, eq=False)

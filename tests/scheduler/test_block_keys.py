@@ -95,6 +95,17 @@ def test_a_chain_that_was_given_packed_tokens_goes_on_after_the_last_full_block(
     assert branch.packed(5, 7) == pack_token_ids([*PROMPT[20:24], 0, 0, 0, 0])
 
 
+def test_blocks_are_told_together_or_one_by_one() -> None:
+    tokens = tuple(range(1, 13))
+    chain = KeyChain(b"root", 2, packed=pack_token_ids(tokens[:7]))
+    chain.reach(tokens, 6)
+    one_by_one = [chain.block(index) for index in range(6)]
+    assert one_by_one == [pack_token_ids(tokens[at : at + 2]) for at in range(0, 12, 2)]
+    for begin in range(7):
+        for end in range(begin, 7):
+            assert chain.blocks(begin, end) == one_by_one[begin:end]
+
+
 def test_token_ids_that_are_none_are_not_packed() -> None:
     for token in (-1, MAX_TOKEN_ID + 1):
         with pytest.raises(OverflowError):

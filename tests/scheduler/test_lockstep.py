@@ -93,6 +93,40 @@ def test_who_ends_in_one_step_leaves_the_others_in_lockstep() -> None:
     assert plan(scheduler).token_ids == made.handles
 
 
+def test_who_comes_and_goes_leaves_each_its_own_newest_token() -> None:
+    scheduler = decoding(4)
+    for number in range(4):
+        assert scheduler.abort(str(number))
+    lives = iter((3, 50, 5, 4, 50, 3, 2, 50))
+    for step in range(12):
+        while scheduler.num_requests < 4 and (life := next(lives, None)) is not None:
+            spec = RequestSpec(f"{step}-{life}", (step,) * 10, SamplingParams(life))
+            scheduler.submit(spec, 0.0)
+        made = plan(scheduler)
+        rows = zip(made.handles, made.counts, strict=True)
+        # Whoever decodes has sampled its own handle before.
+        told = iter(made.token_ids)
+        for handle, count in rows:
+            token_ids = [next(told) for _ in range(count)]
+            assert count == 10 or token_ids == [handle]
+        commit(scheduler, made)
+    assert scheduler.num_requests == 3
+
+
+def test_who_comes_and_goes_costs_others_nothing() -> None:
+    few, many = decoding(8), decoding(200)
+    for scheduler in (few, many):
+        commit(scheduler, plan(scheduler))
+        # The oldest ends, and another falls in by the next step but one.
+        made = plan(scheduler)
+        commit(scheduler, made)
+        assert scheduler.abort("0")
+        scheduler.submit(RequestSpec("new", (1,) * 10, SamplingParams(99)), 0.0)
+        commit(scheduler, plan(scheduler))
+    # No row is looked at but to append its token and to go on.
+    assert lines_of(many) - lines_of(few) <= 2 * (200 - 8)
+
+
 def test_tokens_under_way_are_placeholders_for_all_but_who_has_just_come() -> None:
     scheduler = decoding(3, depth=2)
     first = plan(scheduler)

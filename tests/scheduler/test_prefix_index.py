@@ -58,6 +58,36 @@ def test_a_wrong_key_never_gives_a_hit() -> None:
     index.check()
 
 
+@pytest.mark.parametrize("num_there", [0, 1, 2, 4])
+def test_blocks_that_are_stored_at_once_are_as_if_one_by_one(num_there: int) -> None:
+    tokens = (1, 2, 3, 4, 5, 6, 7, 8)
+    one_by_one, at_once = PrefixIndex(), PrefixIndex()
+    for index in (one_by_one, at_once):
+        there = store(index, chain_of(*tokens[: 2 * num_there], 9, 9), first_block=20)
+        index.remove(there[-1].block_id)
+        index.take_events()
+    store(one_by_one, chain_of(*tokens), first_block=10)
+    chain, path = chain_of(*tokens), []
+    at_once.extend(path, chain, 4)
+    run = at_once.store_run(path[-1] if path else None, chain, num_there, range(10 + num_there, 14))
+    at_once.check()
+    assert [entry.block_id for entry in run] == list(range(10 + num_there, 14))
+    assert at_once.snapshot() == one_by_one.snapshot()
+    assert at_once.take_events() == one_by_one.take_events()
+    assert found(at_once, chain) == found(one_by_one, chain)
+
+
+def test_what_is_stored_at_once_ends_before_a_key_that_is_known() -> None:
+    index = PrefixIndex()
+    true = chain_of(1, 2, 3, 4, 5, 6)
+    store(index, true)
+    index.remove(2)
+    # The second block's key is somebody else's: whether it is a hit is not for a run to decide.
+    other = chain_of(7, 8, 3, 4, 5, 6, hints=(b"new", true.keys[1], b"newer"))
+    assert [entry.key for entry in index.store_run(None, other, 0, (7, 8, 9))] == [b"new"]
+    index.check()
+
+
 def test_an_old_match_is_taken_anew() -> None:
     index = PrefixIndex()
     chain = chain_of(1, 2, 3, 4, 5, 6)
