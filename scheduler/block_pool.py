@@ -175,17 +175,15 @@ class BlockPool:
             self._put_behind(fence_step, gone)
         return gone
 
-    def publish(self, *block_ids: int) -> None:
-        """Keep held blocks for their content once nobody holds them any more.
+    def publish(self, block_id: int) -> None:
+        """Keep a held block for its content once nobody holds it any more.
 
         Raises:
-            BlockNotHeld: nobody holds one of them.
+            BlockNotHeld: nobody holds it.
         """
-        references, published = self._references, self._published
-        for block_id in block_ids:
-            if not references[block_id]:
-                raise BlockNotHeld(block_id, "published")
-            published[block_id] = 1
+        if not self._references[block_id]:
+            raise BlockNotHeld(block_id, "published")
+        self._published[block_id] = 1
 
     def unpublish_all(self) -> None:
         """Keep no block for its content any more. Walks the pool."""

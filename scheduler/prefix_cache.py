@@ -97,7 +97,8 @@ class PrefixCache:
         if done > begin + 1:
             # A prompt, most likely of blocks that nobody else has.
             run = self.index.store_run(path[-1] if path else None, chain, begin, table[begin:done])
-            self.pool.publish(*table[begin : begin + len(run)])
+            for entry in run:
+                self.pool.publish(entry.block_id)
             path += run
         parent = path[-1] if path else None
         for index in range(len(path), done):
