@@ -22,7 +22,7 @@ def known(deployment: Any, version: str) -> int:
     """Of the prompt's blocks under a version, how many the central scheduler believes to be hit."""
     keys = block_keys(PROMPT, BLOCK, PrefixExtras(weight_version=version) if version else NO_EXTRAS)
     members = deployment.stack.central._members.values()
-    return max(member.prefix.num_known(keys) for member in members)
+    return int(max(member.prefix.num_known(keys) for member in members))
 
 
 async def test_a_sleeping_deployment_keeps_requests_and_says_that_it_sleeps(
