@@ -264,7 +264,8 @@ class CentralScheduler:
             self._tell_ingresses()
         member.prefix.apply(books.prefix_removed, books.prefix_stored)
         self._preempter.tally.note_group(group_id, books.ledger.preempted)
-        self._relieve(model)
+        if any(other.queues for other in self._members.values()):
+            self._relieve(model)
 
     def _relieve(self, model: str) -> None:
         """Have requests that wait moved to where there is room, or who must make room for them."""

@@ -33,6 +33,12 @@ class Member:
         requests = self.candidate.ledger.requests
         return self.draining and not (requests.running or requests.waiting or requests.parked)
 
+    @property
+    def queues(self) -> bool:
+        """Whether anybody waits there."""
+        requests = self.candidate.ledger.requests
+        return bool(requests.waiting or requests.parked)
+
     def candidate_for(self, request: Bind) -> Candidate:
         """How it looks to a request: what of its prompt is known there, too."""
         if not request.block_keys or request.block_size != self.identity.block_size:
