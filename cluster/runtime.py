@@ -7,6 +7,7 @@ an observer; nothing here prints.
 import logging
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
@@ -33,9 +34,12 @@ _CALM = {
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
     # Serve looks after its replicas; 0.1 s by default. A start is noticed this much later.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
+    # A proxy that is not up in so many seconds is killed, thrice, and no start survives that; by
+    # default 5, which on a busy machine goes by while its process loads.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
-"""How often Serve's own loops run in a cluster of ours, unless the environment says otherwise: at
-their defaults they take more of an idle machine than all of Blockyard does."""
+"""How Serve's own loops run in a cluster of ours, unless the environment says otherwise: at their
+defaults they take more of an idle machine than all of Blockyard does."""
 SERVICERS = (
     "blockyard.cluster.grpc_handlers.add_generation_to_server",
     "blockyard.cluster.grpc_handlers.add_cluster_to_server",
@@ -131,17 +135,24 @@ def deploy(
     uses_gpu = _uses_gpu(config)
     observe("starting Ray Serve")
     proxied = config.serve_grpc_port is not None
-    serve.start(
-        proxy_location=ProxyLocation.EveryNode if proxied else ProxyLocation.Disabled,
-        # Nobody uses the proxy's HTTP side, so it takes any free port instead of a known one.
-        http_options=HTTPOptions(host=LOOPBACK, port=0),
-        grpc_options=gRPCOptions(
-            port=config.serve_grpc_port or 9000, grpc_servicer_functions=list(SERVICERS)
+    try:
+        serve.start(
+            proxy_location=ProxyLocation.EveryNode if proxied else ProxyLocation.Disabled,
+            # Nobody uses the proxy's HTTP side, so it takes any free port instead of a known one.
+            http_options=HTTPOptions(host=LOOPBACK, port=_free_port() if proxied else 0),
+            grpc_options=gRPCOptions(
+                port=config.serve_grpc_port or 9000, grpc_servicer_functions=list(SERVICERS)
+            )
+            if proxied
+            else None,
+            logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
         )
-        if proxied
-        else None,
-        logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
-    )
+    except (RayError, TimeoutError) as error:
+        # Ray has no type for it: its proxies did not come up within times that it sets itself.
+        raise StartFailed(
+            f"Ray Serve did not start: {str(error).partition(chr(10))[0]} If this machine is busy, "
+            "try again; Ray's own logs are in /tmp/ray/session_latest/logs"
+        ) from error
     central = central_actor(config)
     try:
         serve.run_many(
@@ -166,6 +177,14 @@ def deploy(
         if not owns_cluster and not serve.status().applications:
             serve.shutdown()
         ray.kill(central, no_restart=True)
+
+
+def _free_port() -> int:
+    """One that nothing listens on; HAProxy, unlike the proxy in Python, takes no 0 for it."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def _wait_until_running(central: Any, observe: Callable[[str], None]) -> None:

@@ -35,6 +35,13 @@ def render(
     metrics_port: Annotated[
         int | None, typer.Option(help="Port of the books for Prometheus.", show_default="off")
     ] = None,
+    serve_grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of Ray Serve's own gRPC proxy on each node; the one after it is taken, too.",
+            show_default="off",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="NAME=VALUE: any other field of ServeConfig; may be repeated."),
@@ -50,6 +57,8 @@ def render(
         values |= {"http_host": host, "http_port": http_port}
     if metrics_port is not None:
         values |= {"metrics_host": host, "metrics_port": metrics_port}
+    if serve_grpc_port is not None:
+        values |= {"serve_grpc_port": serve_grpc_port}
     values |= dict(_pair(text) for text in set_ or ())
     try:
         typer.echo(json.dumps(serve_config(model, device, values), indent=2))

@@ -47,9 +47,11 @@ def test_ray_takes_it(name: str) -> None:
     assert prepared["cluster_name"] == "blockyard"
     for node in prepared["available_node_types"].values():
         assert node["max_workers"] >= node["min_workers"]
+    # Whoever reaches a cluster without a token runs what they like there.
+    assert prepared["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     for part in ("head", "worker"):
         started = prepared[f"{part}_start_ray_commands"][-1]
-        assert "RAY_SERVE_ENABLE_HA_PROXY=1" in started
+        assert "RAY_SERVE_ENABLE_HA_PROXY=1" in started and "RAY_AUTH_MODE=token" in started
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,18 @@ def test_serve_and_the_product_take_what_is_rendered(
     assert (made.min_groups, made.max_groups, made.num_ranks) == (1, 3, 2)
     assert (made.num_blocks, made.group_resource, made.drain_seconds) == (99, "engine", 12.5)
     assert (made.grpc_host, made.http_port, made.metrics_port) == ("0.0.0.0", 8000, 9464)
+
+
+def test_proxies_are_on_where_they_have_a_port() -> None:
+    off = rendered("--model", "witness", "--device", "cpu")
+    assert off["proxy_location"] == "Disabled" and "grpc_options" not in off
+    on = rendered("--model", "witness", "--device", "cpu", "--serve-grpc-port", "9000")
+    assert imported("ray.serve.schema").ServeDeploySchema.model_validate(on)
+    assert (on["proxy_location"], on["applications"][0]["route_prefix"]) == ("EveryNode", "/")
+    # A proxy on one node reaches an ingress on another.
+    assert on["http_options"] == {"host": "0.0.0.0", "port": 9001}
+    servicers = list(imported("blockyard.cluster.runtime").SERVICERS)
+    assert on["grpc_options"] == {"port": 9000, "grpc_servicer_functions": servicers}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from blockyard.workers.fake import witness_generate
 from blockyard.workers.witness_files import WITNESS_CONTEXT_TOKENS
 
 BLOCKYARD = Path(sys.executable).parent / "blockyard"
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 STOP_SECONDS = 90.0
 WITNESS_VOCAB = 259
 """Bytes and three control tokens."""
@@ -65,6 +65,11 @@ class Server:
                 if title == name or title.startswith(f"{name}."):
                     found.append(process)
         return found
+
+    def find_program(self, name: str) -> list[psutil.Process]:
+        """Its live processes of a program that is not Python."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        return [process for process in family if process.name() == name]
 
     def terminate(self) -> None:
         """SIGTERM to the one process that the user started."""
@@ -225,6 +230,12 @@ def witness_answer(request: pb.GenerateRequest) -> list[int]:
 def serve_with() -> Callable[..., Any]:
     """`serving`, for the fixture of a module."""
     return serving
+
+
+@pytest.fixture(scope="session")
+def ports() -> Callable[[int], list[int]]:
+    """`free_ports`, for servers that are told theirs otherwise."""
+    return free_ports
 
 
 @pytest.fixture(scope="session")
