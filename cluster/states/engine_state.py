@@ -76,6 +76,11 @@ class EngineState:
             logger.warning("the group did not become what was asked for: %s", error)
             reason = "the weights could not be loaded" if asked.state.directory else "it is lost"
             return self._refused(asked, RefusalCode.UNAVAILABLE, reason)
+        except Exception:
+            # Whoever asked waits for an answer, and with it whoever asks next.
+            logger.exception("an order was not carried out")
+            reason = "what was asked for could not be done; its log tells why"
+            return self._refused(asked, RefusalCode.UNAVAILABLE, reason)
         return Became(asked.ticket, self._state)
 
     def _checked(self, state: ModelState) -> Weights:

@@ -35,10 +35,11 @@ def directory_below(root: Path, directory: str, called: str) -> Path:
         base = root.resolve(strict=True)
         found = (base / directory).resolve()
         inside = found.is_relative_to(base) and found != base
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a null byte
+        is_there = inside and found.is_dir()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a null byte, too long a name
         inside = False
     if not inside:
         raise OutsideRoot(f"{directory!r} is not below {called}")
-    if not found.is_dir():
+    if not is_there:
         raise OutsideRoot(f"there is no directory {directory!r} below {called}")
     return found

@@ -196,7 +196,7 @@ async def test_why_an_order_was_not_carried_out_is_told(web: Any, script: Script
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../other", "/etc", "a/../..", "out", "loop", "\0"]
+    "name", ["", ".", "..", "../other", "/etc", "a/../..", "out", "loop", "\0", "n" * 300]
 )
 def test_weights_are_loaded_from_below_the_root_alone(tmp_path: Path, name: str) -> None:
     root = tmp_path / "root"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from blockyard.cluster.request.api_error import ApiCode, ApiError
+from blockyard.cluster.states import engine_state
 from blockyard.scheduler.block_keys import NO_EXTRAS, PrefixExtras, block_keys
 from blockyard.workers.fake import witness_generate
 
@@ -129,6 +130,23 @@ async def test_when_one_group_cannot_all_stay_as_they_were(
         assert (await ask())[0] == witness_generate(PROMPT, 20, OLD)
     for group in deployment.groups:
         assert group.state.state.version == ""
+
+
+async def test_an_order_whose_files_fail_unexpectedly_is_answered(
+    deployment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **settings: Any) -> None:
+        raise RecursionError("somewhere in /a/secret/place")
+
+    monkeypatch.setattr(engine_state, "refuse_other_shape", fail)
+    async with asyncio.timeout(30):
+        with pytest.raises(ApiError, match="could not be done; its log tells why") as refused:
+            await deployment.update()
+    assert refused.value.code is ApiCode.UNAVAILABLE
+    assert "secret" not in refused.value.message
+    assert await deployment.stack.dispatcher.ready()
+    monkeypatch.undo()
+    assert (await deployment.update()).weight_version
 
 
 async def test_groups_that_come_later_become_what_the_others_are(deployment: Any, ask: Any) -> None:
