@@ -185,9 +185,11 @@ class ResumableStreams(Generic[T]):
                 else:
                     await changed.wait()
         finally:
-            if not kept.kept and kept.pump is not None:
+            if kept.reader is not reader:
+                pass  # who reads it now is its last reader
+            elif not kept.kept and kept.pump is not None:
                 kept.pump.cancel()
-            elif kept.reader is reader and self._streams.get(key) is kept:
+            elif self._streams.get(key) is kept:
                 kept.reader = None
                 if kept.failure is not None and not kept.end_place:
                     self._drop(key)  # it never began

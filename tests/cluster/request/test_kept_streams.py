@@ -201,6 +201,28 @@ async def test_a_reader_that_takes_nothing_loses_its_place_to_another(
     await pool.close()
 
 
+async def test_a_reader_that_was_replaced_ends_nothing_when_it_leaves() -> None:
+    pool = streams(most_streams=2)
+    source = Source(("a", 1), ("b", 1), ("c", 1))
+    hung = pool.start("hog", "0", 30, source.stream())
+    assert await anext(hung) == ("a", 1)
+    again = pool.resume("hog", "0", 1, "seen")
+    assert await anext(again) == ("b", 1)
+    assert await anext(pool.start("hog", "1", 30, Source(("d", 1)).stream())) == ("d", 1)
+    assert await anext(pool.start("other", "mine", 30, Source(("e", 1)).stream())) == ("e", 1)
+    with pytest.raises(ApiError):  # it is kept no longer, and goes on for who reads it
+        await anext(pool.resume("hog", "0", 1, "seen"))
+    await hung.aclose()  # at last the network tells that this one has gone
+    assert await anext(again) == ("c", 1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not source.closed.is_set()
+    await again.aclose()
+    async with asyncio.timeout(10):
+        await source.closed.wait()
+    await pool.close()
+
+
 async def test_what_advances_nothing_holds_nobody_up() -> None:
     pool = streams(most_kept_bytes=3)
     items = [("x" * 5, 0) for _ in range(20)]
