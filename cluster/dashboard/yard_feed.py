@@ -42,6 +42,7 @@ class _Look:
     news: dict[tuple[str, bool], bytes] = field(default_factory=dict)
     taken_at: float = float("-inf")
     interval: float = 0.0
+    watchers: int = 0
 
 
 class YardFeed:
@@ -67,17 +68,38 @@ class YardFeed:
 
     async def watch(self, group_id: str, viewer: Caller = ANYBODY) -> AsyncGenerator[bytes, None]:
         """News of that group now and at each interval; a slow reader skips some."""
+        self._forget_old()
         look = self._looks.setdefault(group_id, _Look())
-        while not self._ended.is_set():
-            yield await self._news(look, group_id, viewer)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(self._interval, look.interval)):
-                    await self._ended.wait()
+        look.watchers += 1
+        try:
+            while not self._ended.is_set():
+                yield await self._news(look, group_id, viewer)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(self._interval, look.interval)):
+                        await self._ended.wait()
+        finally:
+            look.watchers -= 1
+
+    def __len__(self) -> int:
+        """Looks that are kept."""
+        return len(self._looks)
+
+    def _forget_old(self) -> None:
+        """Forget looks that nobody shares any more: callers may ask for names without end."""
+        now = self._clock()
+        self._looks = {
+            group_id: look
+            for group_id, look in self._looks.items()
+            if look.watchers or not self._is_old(look, now)
+        }
+
+    def _is_old(self, look: _Look, now: float) -> bool:
+        return now - look.taken_at >= max(self._interval, look.interval)
 
     async def _news(self, look: _Look, group_id: str, viewer: Caller) -> bytes:
         async with look.lock:
             started = self._clock()
-            if started - look.taken_at >= max(self._interval, look.interval):
+            if self._is_old(look, started):
                 look.yards = await self._source.yards(group_id, MAX_CELLS)
                 look.at = time.time()
                 look.news = {}

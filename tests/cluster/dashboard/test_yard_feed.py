@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 
 import pytest
 
@@ -59,6 +60,23 @@ async def test_watchers_of_one_group_share_a_look(
     assert len(source.asked) == 2
     for watch in watches:
         await watch.aclose()
+
+
+async def test_of_what_nobody_watches_any_more_nothing_is_kept(
+    source: Source, make_feed: Callable[[float], YardFeed]
+) -> None:
+    feed = make_feed(60.0)
+    watches = [feed.watch(f"no such group {number}") for number in range(9)]
+    for watch in watches:
+        await anext(watch)
+    for watch in watches[1:]:
+        await watch.aclose()
+    assert len(feed) == 9  # whoever comes back at once shares them
+    source.now += 60
+    async with aclosing(feed.watch("group-1")) as late:
+        await anext(late)
+        assert len(feed) == 2
+    await watches[0].aclose()
 
 
 async def test_watchers_share_a_look_and_not_what_each_may_know(
