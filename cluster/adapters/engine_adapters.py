@@ -57,9 +57,12 @@ class EngineAdapters:
         self._leaving: dict[str, asyncio.Task[None]] = {}
         # Of requests that have an adapter: its id.
         self._users: dict[str, str] = {}
+        # Which of them the ranks are being told to forget; it is too late to go on with that one.
+        self._dropping = ""
         self._loading = asyncio.Lock()
         self._news = asyncio.Event()
         self._steps_ended = 0
+        self._num_late = 0  # requests that came for one that was leaving
         engine.listen(self)
 
     @property
@@ -87,7 +90,7 @@ class EngineAdapters:
         served = self._served.get(extras.adapter)
         if served is not None and served.adapter_id == extras.adapter_id:
             return
-        if begun and extras.adapter_id in self._leaving:
+        if begun and extras.adapter_id in self._leaving and extras.adapter_id != self._dropping:
             return
         reason = "was replaced by another of its name" if served is not None else "is not loaded"
         raise RequestRefused(
@@ -183,6 +186,7 @@ class EngineAdapters:
         """A request was taken."""
         if spec.extras.adapter:
             self._users[spec.request_id] = spec.extras.adapter_id
+            self._num_late += spec.extras.adapter_id in self._leaving
 
     def resumed(self, snapshot: RequestSnapshot) -> None:
         """A request goes on here."""
@@ -207,16 +211,29 @@ class EngineAdapters:
             del self._users[request_id]
 
     async def _drain(self, adapter_id: str) -> None:
+        while True:
+            late = self._num_late
+            await self._unused(adapter_id)
+            async with self._loading:
+                if late != self._num_late:
+                    continue  # somebody has come meanwhile who had begun elsewhere
+                self._dropping = adapter_id
+                try:
+                    if self.host is not None:
+                        await self.host.drop_adapter(adapter_id)
+                finally:
+                    self._dropping = ""
+                    del self._leaving[adapter_id]
+                return
+
+    async def _unused(self, adapter_id: str) -> None:
+        """Return when no request has it, and no step under way either."""
         while adapter_id in self._users.values():
             await self._next_news()
         # Steps under way may still compute rows of requests that were given up.
         last = self._steps_ended + self._engine.num_under_way
         while self._steps_ended < last and self._engine.num_under_way:
             await self._next_news()
-        async with self._loading:
-            if self.host is not None:
-                await self.host.drop_adapter(adapter_id)
-            del self._leaving[adapter_id]
 
     async def _next_news(self) -> None:
         self._news.clear()
