@@ -29,6 +29,9 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_NAME_CHARACTERS = 128
 _VERSION_BYTES = 16
 _READ_BYTES = 1 << 20
+_SHOWN_CHARACTERS = 200
+_LARGEST = 1e6
+"""Of ranks and scales: far above whatever is trained."""
 
 _NEEDED = ("r", "lora_alpha")
 _READ = frozenset(
@@ -144,14 +147,14 @@ def read_adapter_config(directory: Path) -> dict[str, Any]:
         raise AdapterRefused(f"its directory holds no {CONFIG_FILE}") from None
     except OSError as error:
         raise AdapterRefused(f"its {CONFIG_FILE} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AdapterRefused(f"its {CONFIG_FILE} is no JSON: {error}") from error
     if not isinstance(config, dict):
         raise AdapterRefused(f"its {CONFIG_FILE} is not a JSON object")
     _refuse_kinds(config)
     for field in _NEEDED:
         if not _is_positive(config.get(field)):
-            raise AdapterRefused(f"{field} is {config.get(field)!r} in its configuration")
+            raise AdapterRefused(f"{field} is {_shown(config.get(field))} in its configuration")
     for field in ("rank_pattern", "alpha_pattern"):
         pattern = config.get(field) or {}
         if not isinstance(pattern, Mapping) or not all(map(_is_positive, pattern.values())):
@@ -166,27 +169,40 @@ def read_adapter_config(directory: Path) -> dict[str, Any]:
 def _refuse_kinds(config: Mapping[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
         raise AdapterRefused(
-            f"its peft_type is {config.get('peft_type')!r}; adapters of type LORA are served"
+            f"its peft_type is {_shown(config.get('peft_type'))}; adapters of type LORA are served"
         )
     for field, reason in _REASONS.items():
         if config.get(field):
-            raise AdapterRefused(f"{field} is {config[field]!r}: {reason}, which is not served")
+            raise AdapterRefused(
+                f"{field} is {_shown(config[field])}: {reason}, which is not served"
+            )
     if config.get("bias") not in (None, "none"):
-        raise AdapterRefused(f"bias is {config['bias']!r}: it changes biases, which is not served")
+        raise AdapterRefused(
+            f"bias is {_shown(config['bias'])}: it changes biases, which is not served"
+        )
     start = config.get("init_lora_weights")
     if start not in _HARMLESS_STARTS:
         raise AdapterRefused(
-            f"init_lora_weights is {start!r}: it belongs to changed weights of the model; save it "
-            "converted to an ordinary LoRA"
+            f"init_lora_weights is {_shown(start)}: it belongs to changed weights of the model; "
+            "save it converted to an ordinary LoRA"
         )
     known = _READ | _MEANS_NOTHING_HERE | _REASONS.keys()
     for field in sorted(config.keys() - known):
         if config[field]:
-            raise AdapterRefused(f"{field} is {config[field]!r}, of which nothing is known here")
+            raise AdapterRefused(
+                f"{_shown(field)} is {_shown(config[field])}, of which nothing is known here"
+            )
+
+
+def _shown(value: object) -> str:
+    """A value from a file as far as it fits into a message."""
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    """Whether it is a number above 0 that a float can be."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
 
 def _digest(*paths: Path) -> str:

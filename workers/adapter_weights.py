@@ -130,14 +130,17 @@ def _pair(
     inputs = slice(None) if site.input_span is None else _bounds(site.input_span)
     spans = site.output_spans
     columns = [slice(None)] if spans is None else [*map(_bounds, spans)]
-    first = down[:, inputs].float()
+    first = down[:, inputs].float().to(dtype)
     second = torch.cat([up[span, :].float() for span in columns])
-    for matrix, tensor in ((first, names["A"]), (second, names["B"])):
+    scaled = (second.T * _scale(config, site.name, rank)).to(dtype).contiguous()
+    for matrix, tensor in ((first, names["A"]), (scaled, names["B"])):
         # One would make zeros of other adapters' rows into no numbers.
         if not bool(torch.isfinite(matrix).all()):
-            raise AdapterRefused(f"{tensor} holds values that are no finite numbers")
-    scaled = second.T * _scale(config, site.name, rank)
-    return AdapterPair(first.to(dtype), scaled.to(dtype).contiguous())
+            raise AdapterRefused(
+                f"{tensor} holds values that are no finite numbers, or become none as "
+                f"{str(dtype).removeprefix('torch.')} with its scale"
+            )
+    return AdapterPair(first, scaled)
 
 
 def _scale(config: Mapping[str, Any], site: str, rank: int) -> float:

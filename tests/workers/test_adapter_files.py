@@ -87,6 +87,9 @@ def test_the_scale_is_in_the_second_matrix(
         ({"r": 32}, "rank is 32, this server takes up to 16"),
         ({"rank_pattern": {"q_proj": 64}}, "rank is 64"),
         ({"lora_alpha": None}, "lora_alpha is None"),
+        ({"lora_alpha": float("inf")}, "lora_alpha is inf"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
+        ({"alpha_pattern": {"q_proj": float("inf")}}, "alpha_pattern is not an object of numbers"),
     ],
 )
 def test_what_a_configuration_asks_for_is_refused_by_name(
@@ -101,6 +104,35 @@ def test_what_a_configuration_asks_for_is_refused_by_name(
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
     with pytest.raises(AdapterRefused, match=named):
         describe_adapter(tmp_path, "a", 16)
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, "[]", '{"peft_type": "LORA"}', "\0"])
+def test_configurations_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(content)
+    with pytest.raises(AdapterRefused, match=r"is no JSON|is not a JSON object|r is None"):
+        describe_adapter(tmp_path, "a", 16)
+
+
+def test_what_is_said_of_a_configuration_is_short(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, make_adapter: Make
+) -> None:
+    for config in ({"use_dora": "x" * 99_999}, {"y" * 99_999: 1}, {"bias": ["all"] * 99_999}):
+        make_adapter(tmp_path, tiny_llama, 1, config=config)
+        with pytest.raises(AdapterRefused) as refused:
+            describe_adapter(tmp_path, "a", 16)
+        assert len(str(refused.value)) < 600
+
+
+def test_what_half_precision_cannot_hold_is_refused(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, make_adapter: Make
+) -> None:
+    """Finite on disk; computed with it would make other adapters' rows no numbers."""
+    make_adapter(tmp_path, tiny_llama, 1, config={"lora_alpha": 1e6})
+    sites = linear_sites(linear_shapes(tiny_llama), {}, tiny_llama)
+    adapter = describe_adapter(tmp_path, "a", 16)
+    read_adapter(adapter, sites, 16, torch.bfloat16)
+    with pytest.raises(AdapterRefused, match=r"lora_B.weight .* as float16 with its scale"):
+        read_adapter(adapter, sites, 16, torch.float16)
 
 
 def rename(old: str, new: str) -> Callable[[dict[str, Any]], None]:
