@@ -113,6 +113,7 @@ class MemberBooks:
         sampling: SamplingParams,
         max_tokens: int,
         vocab_size: int,
+        adapter: str = "",
     ) -> tuple[list[int], bool]:
         """What a member must have produced at its end, and whether a stop token ends it."""
         inherited = self.outputs[name][: self._inherited[name]]
@@ -125,6 +126,7 @@ class MemberBooks:
                 sampling.stop_token_ids,
                 sampling.min_tokens - len(inherited),
                 self.choices[name],
+                adapter,
             ),
         ]
         stopped = output[-1] in sampling.stop_token_ids and len(output) >= sampling.min_tokens

@@ -256,8 +256,8 @@ class Rig:
 
     def compare(self, name: str) -> None:
         sampling, prompt = self.specs[name].sampling, self.specs[name].prompt_token_ids
-        most = self.most_tokens(name)
-        expected, stopped = self.books.expected(name, prompt, sampling, most, self.vocab)
+        kind = self.most_tokens(name), self.vocab, self.specs[name].extras.adapter_id
+        expected, stopped = self.books.expected(name, prompt, sampling, *kind)
         assert self.outputs[name] == expected, f"{name} differs from the oracle"
         assert self.reasons[name] is (FinishReason.STOP if stopped else FinishReason.LENGTH)
 

@@ -7,6 +7,7 @@ import pytest
 
 from blockyard.scheduler.block_keys import PrefixExtras, block_keys
 from blockyard.scheduler.config import PreemptionPolicy
+from blockyard.workers.adapter_description import AdapterDescription
 
 Make = Callable[..., Any]
 
@@ -110,6 +111,8 @@ def test_o04_equal_second_blocks_after_different_first_ones(
 )
 def test_o05_another_adapter_or_salt(other: PrefixExtras, make_rig: Make, prompt_of: Make) -> None:
     rig = make_rig(num_blocks=40)
+    for version in ("1", "2"):
+        rig.workers[0].load_adapter(AdapterDescription("a", "/adapters/a", version, 4))
     extras = PrefixExtras(adapter="a", adapter_version="1")
     hints = block_keys(prompt_of(20), 4, extras)
     rig.submit("old", prompt_of(20), max_tokens=4, extras=extras)
