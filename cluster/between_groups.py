@@ -18,6 +18,7 @@ from blockyard.scheduler.request import FinishReason, RequestSpec, RequestState,
 
 __all__ = ["BetweenGroups", "CalledOff", "CalledOffStream"]
 
+
 class CalledOff(Exception):
     """Somebody has ended a request while it was on its way."""
 

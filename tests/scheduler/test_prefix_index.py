@@ -67,7 +67,8 @@ def test_blocks_that_are_stored_at_once_are_as_if_one_by_one(num_there: int) -> 
         index.remove(there[-1].block_id)
         index.take_events()
     store(one_by_one, chain_of(*tokens), first_block=10)
-    chain, path = chain_of(*tokens), []
+    path: list[PrefixEntry] = []
+    chain = chain_of(*tokens)
     at_once.extend(path, chain, 4)
     run = at_once.store_run(path[-1] if path else None, chain, num_there, range(10 + num_there, 14))
     at_once.check()

@@ -28,6 +28,7 @@ class StuckGroup:
 
     def __init__(self) -> None:
         self.acknowledged_step = 0
+        self.weight_version = ""
         self.lost: str | None = None
         self._change: Callable[[], None] = lambda: None
 

@@ -36,6 +36,7 @@ class ScriptedGroup:
 
     def __init__(self) -> None:
         self.acknowledged_step = 0
+        self.weight_version = ""
         self.lost: str | None = None
         self.plans: asyncio.Queue[StepPlan] = asyncio.Queue()
         self.answers: asyncio.Queue[StepResult | Exception] = asyncio.Queue()

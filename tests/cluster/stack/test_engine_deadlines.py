@@ -14,6 +14,7 @@ class InstantGroup:
     """Answers token 7 for everyone, at once."""
 
     acknowledged_step = 0
+    weight_version = ""
     lost: str | None = None
 
     def on_change(self, callback: Callable[[], None]) -> None:
