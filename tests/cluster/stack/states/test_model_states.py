@@ -189,3 +189,22 @@ async def test_while_the_central_scheduler_is_away_nothing_can_be_asked(
     with pytest.raises(ApiError, match="not there at the moment") as refused:
         await deployment.sleep()
     assert refused.value.code is ApiCode.UNAVAILABLE
+
+
+async def test_an_order_under_way_is_answered_when_the_central_scheduler_goes(
+    deployment: Any,
+) -> None:
+    for group in deployment.groups:
+        group.may_load.clear()
+    await deployment.sleep()
+    waking = asyncio.create_task(deployment.wake())
+    states = [group.state for group in deployment.groups]
+    await deployment.stack.until(lambda: all(state._changing.locked() for state in states))
+    await deployment.stack.stop_central()
+    async with asyncio.timeout(30):
+        with pytest.raises(ApiError, match="see what the model is now") as refused:
+            await waking
+    assert refused.value.code is ApiCode.UNAVAILABLE
+    for group in deployment.groups:
+        group.may_load.set()
+    await deployment.stack.until(lambda: not any(state.resting for state in states))
