@@ -114,6 +114,7 @@ class GroupRanks:
 
         Raises:
             AdapterRefused: it cannot be served; no rank has it.
+            Exception: a rank died, or failed otherwise; no other has it.
         """
         async with self._changing:
             await self._load_adapter(adapter, self._handles)
@@ -131,14 +132,16 @@ class GroupRanks:
     ) -> None:
         loading = [handle.call("load_adapter", adapter) for handle in handles]
         answers = await asyncio.gather(*loading, return_exceptions=True)
-        refusals = [str(answer) for answer in answers if answer]
-        if not refusals:
+        if not any(answers):
             return
         for handle, answer in zip(handles, answers, strict=True):
             if not answer:
                 with contextlib.suppress(RankDied):
                     await handle.call("drop_adapter", adapter.adapter_id)
-        raise AdapterRefused(refusals[0])
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer  # that is not the adapter's fault
+        raise AdapterRefused(next(answer for answer in answers if answer))
 
     async def _load_adapters_again(self, handles: Sequence[RankHandle]) -> None:
         """Have ranks that were just loaded load what the others have; who has it not, none has."""
