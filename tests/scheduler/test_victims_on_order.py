@@ -128,6 +128,24 @@ def test_what_was_decided_for_one_does_not_hold_for_another() -> None:
     assert take_movers(full.scheduler) == ()
 
 
+def test_one_that_has_other_choices_stays_though_it_was_to_move() -> None:
+    full = Group("full")
+    full.submit("old", 20, 40)
+    pair = RequestSpec("pair", tuple(range(20)), SamplingParams(40), num_choices=2)
+    full.scheduler.submit(pair, full.now)
+    full.tokens["pair"] = []
+    for _ in range(12):
+        full.step()
+    assert order_ways_out(full.scheduler, "hurry", (WayOut("pair", Way.MOVE, "b"),)) == 2
+    full.submit("hurry", 60, 8, priority=3)
+    while not full.tokens["hurry"]:
+        full.step()
+        assert take_movers(full.scheduler) == (), "a journal has all choices of a request"
+    assert full.scheduler.ledger().preempted.moved
+    full.finish()
+    assert len(full.tokens["pair"]) == 80
+
+
 def test_one_that_is_swapped_by_order_is_swapped_though_that_is_dearer() -> None:
     full = Group("full", link_rate=0.001)
     full.submit("old", 20, 40)
