@@ -46,7 +46,12 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
         self._keys = tuple(keys)
-        self._limits = {key.tenant: key.max_live for key in self._keys}
+        # Of several keys of one tenant the least, so that their order means nothing.
+        self._limits: dict[str, int] = {}
+        for key in self._keys:
+            if key.max_live is not None:
+                least = self._limits.get(key.tenant, key.max_live)
+                self._limits[key.tenant] = min(least, key.max_live)
         self._live: Counter[str] = Counter()
 
     def __bool__(self) -> bool:

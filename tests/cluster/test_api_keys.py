@@ -174,6 +174,20 @@ def test_administrators_are_named_in_the_file(tmp_path: Path) -> None:
     assert found == [("blue", 3, True), ("red", None, True), ("green", 2, False)]
 
 
+@pytest.mark.parametrize("lines", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_a_second_key_of_a_tenant_takes_no_limit_away(
+    tmp_path: Path, lines: tuple[int, ...]
+) -> None:
+    file, written = (
+        tmp_path / "keys",
+        (f"blue {KEY} 1", f"blue {OTHER} admin", f"blue {KEY}{KEY} 2"),
+    )
+    file.write_text("\n".join(written[number] for number in lines))
+    ring = KeyRing(read_api_keys(file))
+    with ring.live("blue"), pytest.raises(ApiError, match="1 requests"), ring.live("blue"):
+        pass
+
+
 def test_counts_end_with_their_requests(keys: KeyRing) -> None:
     for _ in range(3):
         with keys.live("blue"), pytest.raises(ApiError) as full, keys.live("blue"):
