@@ -76,7 +76,7 @@ def test_two_models_have_two_deployments_behind_one_ingress(service: Any) -> Non
         ({}, "models is missing or empty"),
         ({"models": []}, "models is missing or empty"),
         ({"models": [{"device": "cpu"}]}, r"models\[0\] has no `model`"),
-        ({"models": [WITNESS | {"colour": 1}]}, r"models\[0\] has colour; known are block_size"),
+        ({"models": [WITNESS | {"colour": 1}]}, r"models\[0\] has colour; known are .*block_size"),
         (
             {"models": [WITNESS], "num_blocks": 9},
             "args has num_blocks; known are .*central_resource",
