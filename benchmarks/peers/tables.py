@@ -23,7 +23,7 @@ PAGES: dict[str, dict[str, Any]] = tomllib.loads(
 _PEERS = {
     "openvino": "OpenVINO GenAI",
     "vllm": "vLLM",
-    "llamacpp": "llama.cpp",
+    "llama.cpp": "llama.cpp",
     "transformers": "transformers",
 }
 _WEIGHTS = ("fp32", "bf16", "int8", "int4")
