@@ -54,7 +54,7 @@ def table(result: dict[str, Any], words: dict[str, Any]) -> str:
             words[ours["workload"]],
             ours["weights"],
             _figure(ours),
-            f"{_figure(best)} ({_PEERS[best['server']]} {best['version']})",
+            f"{_figure(best)} ({_PEERS[best['server']]})",
             f"{ours['times_best_peer']:.2f}",
         )
         lines.append("| " + " | ".join(cells) + " |")

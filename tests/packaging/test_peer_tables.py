@@ -43,7 +43,7 @@ def test_each_row_names_the_fastest_of_the_others(tables: ModuleType) -> None:
         ],
     }
     shown = tables.table(result, tables.PAGES["README.md"])
-    assert shown.splitlines()[-1] == "| one stream | int8 | 30.0 | 25.0 (llama.cpp 1) | 1.20 |"
+    assert shown.splitlines()[-1] == "| one stream | int8 | 30.0 | 25.0 (llama.cpp) | 1.20 |"
     assert "int4" not in shown
 
 
