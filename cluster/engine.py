@@ -188,6 +188,8 @@ class Engine:
                 # Whatever changes from here on is seen by the step or ends the wait behind it.
                 self._changed.clear()
                 if self.succession.wanted and not self._under_way:
+                    self._take_over(self._group)  # its blocks are given up: nobody holds any
+                    self._group.on_change(self._note_change)  # none of its steps is known here
                     self._take_over(await self.succession.carry_out())
                     self.succession.taken()
                 if not await self.step():

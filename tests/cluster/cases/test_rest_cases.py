@@ -107,7 +107,10 @@ async def test_o05_sleep_keeps_requests_and_frees_the_model(sleeper: Sleeper) ->
     assert sleeper.rest.asleep
     (worker,) = sleeper.workers
     assert worker() is None  # and with it its weights and blocks
-    step = sleeper.dispatcher.engine.ledger().step
+    books = sleeper.dispatcher.engine.ledger()
+    assert books.blocks.free == books.blocks.total  # nobody holds what is not there
+    assert (books.requests.running, books.requests.waiting) == (0, 1)
+    step = books.step
     waits = asyncio.create_task(sleeper.ask(other, max_tokens=60))
     leaves = asyncio.create_task(sleeper.ask(other, max_tokens=50))
     while sleeper.dispatcher.engine.num_requests < 3:
