@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 class GroupReplica:
     """One group. Serve awaits `__init__`, so the replica counts as up once it can step."""
 
-    async def __init__(self, config: ServeConfig, uses_gpu: bool) -> None:  # type: ignore[misc]
+    async def __init__(self, config: ServeConfig, uses_gpu: bool) -> None:  # type: ignore[misc]  # Serve awaits
         self._config = config
         start_logging(config.logs)
         self._forming = False

@@ -7,14 +7,17 @@ to all the others. Knows no groups.
 
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from blockyard.cluster.served_request import AskUnplaced, ServedRequest, UnplacedAnswer
-from blockyard.cluster.wire import Connection
 
 __all__ = ["IngressDesk"]
 
-_Ingress = Connection[Any]
+
+class _Ingress(Protocol):
+    """The connection of one; the wire's in a cluster."""
+
+    def post(self, message: Any) -> None: ...
 
 
 @dataclass(slots=True)

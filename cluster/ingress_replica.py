@@ -54,7 +54,7 @@ class IngressReplica:
     `groups` are Serve's handles of the models' groups: having them makes Serve start them.
     """
 
-    async def __init__(  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, configs: tuple[ServeConfig, ...], *groups: Any
     ) -> None:
         config = configs[0]

@@ -140,7 +140,7 @@ class Connection(Generic[Received]):
 
     def hold(self, seconds: float) -> None:
         """Hear nothing for so long; what the peer sends meanwhile comes after it."""
-        transport = self._reader._transport  # type: ignore[attr-defined]
+        transport = self._reader._transport  # type: ignore[attr-defined]  # no public way
         transport.pause_reading()
         asyncio.get_running_loop().call_later(seconds, transport.resume_reading)
 

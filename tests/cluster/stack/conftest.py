@@ -5,6 +5,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,10 @@ class GatedWorker:
         if self.fault is not None:
             raise self.fault
         return self._inner.execute(plan)
+
+
+def _given(worker: GatedWorker) -> GatedWorker:
+    return worker
 
 
 @dataclass
@@ -130,7 +135,7 @@ class Stack:
         for rank in range(ranks):
             config = WorkerConfig("", CONTEXT, block_size=block_size, num_blocks=num_blocks)
             worker = GatedWorker(WitnessWorker(config, VOCAB))
-            host = WorkerHost(lambda worker=worker: worker, rank)  # type: ignore[misc]
+            host = WorkerHost(partial(_given, worker), rank)
             host.load()
             host.allocate(num_blocks)
             workers.append(worker)

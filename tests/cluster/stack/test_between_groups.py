@@ -201,18 +201,18 @@ def test_a_search_ends_when_all_have_answered_or_gone() -> None:
     desk = IngressDesk()
     asker, quick, slow, late = (Ingress() for _ in range(4))
     for ingress in (asker, quick, slow):
-        desk.join(ingress, ())  # type: ignore[arg-type]
-    desk.search(asker, AskUnplaced(7, "corp", "mine", call_off=True))  # type: ignore[arg-type]
-    desk.join(late, ())  # type: ignore[arg-type]
+        desk.join(ingress, ())
+    desk.search(asker, AskUnplaced(7, "corp", "mine", call_off=True))
+    desk.join(late, ())
     (passed_on,) = quick.told
     assert (passed_on.tenant, passed_on.name, passed_on.call_off) == ("corp", "mine", True)
     found = ServedRequest("mine", ())
     for _ in range(2):  # the second time it says nothing new
-        desk.answered(quick, UnplacedAnswer(passed_on.ticket, (found,)))  # type: ignore[arg-type]
+        desk.answered(quick, UnplacedAnswer(passed_on.ticket, (found,)))
     assert asker.told == [] and late.told == []
-    desk.leave(slow)  # type: ignore[arg-type]
+    desk.leave(slow)
     assert asker.told == [UnplacedAnswer(7, (found,))]
-    desk.search(asker, AskUnplaced(8, "corp", "mine"))  # type: ignore[arg-type]
-    desk.leave(asker)  # type: ignore[arg-type]
-    desk.answered(quick, UnplacedAnswer(quick.told[-1].ticket, (found,)))  # type: ignore[arg-type]
+    desk.search(asker, AskUnplaced(8, "corp", "mine"))
+    desk.leave(asker)
+    desk.answered(quick, UnplacedAnswer(quick.told[-1].ticket, (found,)))
     assert len(asker.told) == 1
