@@ -11,7 +11,7 @@ import torch
 
 from blockyard.cuda.backend import AttentionStep
 from blockyard.workers.attention_form import form_of
-from blockyard.workers.kv_cache import KVCache
+from blockyard.workers.kv_layers import KVLayers
 
 __all__ = ["ATTENTION_NAME", "CachedAttention", "LayerAttention", "block_attention"]
 
@@ -44,7 +44,7 @@ class LayerAttention(Protocol):
 class CachedAttention:
     """Attention of one step over the KV cache: writes the new keys and values, then attends."""
 
-    cache: KVCache
+    cache: KVLayers
     step: AttentionStep
 
     def layer(

@@ -7,7 +7,7 @@ from blockyard.cuda.backend import AttentionBackend, HeadShape
 from blockyard.workers.backends import backend_named, backend_of_gpu
 from blockyard.workers.config import WorkerConfig
 from blockyard.workers.contract import UnsupportedModel
-from blockyard.workers.kv_cache import KVGeometry
+from blockyard.workers.kv_layers import KVGeometry
 from blockyard.workers.model import DecoderModel
 
 __all__ = ["choose_backend"]

@@ -1,98 +1,38 @@
 """The pools of KV blocks of one rank, on its device and in host memory, and moves between them.
 
-Layout `[block][layer][K, V][kv head][slot][head_dim]` in both: a block is one contiguous run over
-all layers, so it moves in one copy, and neighbours that stay neighbours move together. In int8 a
-float32 scale for each slot of a head follows the numbers of the whole block, as
-`[layer][K, V][kv head][slot]`, and moves with them. Does not know which block belongs to whom.
-Units: blocks, bytes, seconds.
+A block is one contiguous run over all layers, and over both models where a draft model has its keys
+and values there too (`kv_layers.py`): so it moves in one copy, and neighbours that stay neighbours
+move together. Does not know which block belongs to whom. Units: blocks, bytes, seconds.
 """
 
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from blockyard.cuda.backend import BlockMoves, LayerKV
+from blockyard.cuda.backend import BlockMoves
 from blockyard.scheduler.plan import BlockCopy
+from blockyard.workers.kv_layers import KVGeometry, KVLayers
 
-__all__ = ["KVCache", "KVGeometry"]
+__all__ = ["KVCache"]
 
 
 def _no_mover(blocks: torch.Tensor, host_blocks: torch.Tensor) -> None:
     """Leaves moves to torch's copies."""
 
 
-@dataclass(frozen=True, slots=True)
-class KVGeometry:
-    """Shape of the KV of one token on this rank, and of a block; `dtype` is what is stored."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    block_size: int
-    dtype: torch.dtype
-
-    def __post_init__(self) -> None:
-        """Refuse int8 blocks whose scales would lie at odd addresses."""
-        if self.dtype is torch.int8 and self.block_size * self.head_dim % 2:
-            raise ValueError(
-                f"blocks of {self.block_size} slots with heads of {self.head_dim} numbers cannot "
-                "be kept in int8; choose an even block size"
-            )
-
-    @property
-    def scaled_slots(self) -> bool:
-        """Whether each slot of a head has a scale of its own."""
-        return self.dtype is torch.int8
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's keys and values over all layers, scales of its slots included."""
-        scale_bytes = torch.float32.itemsize if self.scaled_slots else 0
-        head_bytes = self.head_dim * self.dtype.itemsize + scale_bytes
-        return 2 * self.layers * self.kv_heads * head_bytes
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block."""
-        return self.block_size * self.token_bytes
-
-    def numbers(self, pool: torch.Tensor) -> torch.Tensor:
-        """Keys and values in `pool`, uint8 `[blocks, block_bytes]`, a view.
-
-        `[blocks, layers, 2 (K, V), kv heads, block_size, head_dim]`.
-        """
-        shape = (self.layers, 2, self.kv_heads, self.block_size, self.head_dim)
-        used = math.prod(shape) * self.dtype.itemsize
-        return pool[:, :used].view(self.dtype).view(len(pool), *shape)
-
-    def slot_scales(self, pool: torch.Tensor) -> torch.Tensor | None:
-        """The slots' scales in `pool`, a view: `[blocks, layers, 2, kv heads, block_size]`."""
-        if not self.scaled_slots:
-            return None
-        shape = (self.layers, 2, self.kv_heads, self.block_size)
-        used = math.prod(shape) * self.head_dim
-        return pool[:, used:].view(torch.float32).view(len(pool), *shape)
-
-
-class KVCache:
-    """All KV blocks of one rank.
+class KVCache(KVLayers):
+    """All KV blocks of one rank, and in them the keys and values of the model that it serves.
 
     The memory is not cleared: slots never written to may hold anything, NaN included. Host memory
     is page-locked when the device is a GPU, and else taken by the system page by page when used.
 
     Attributes:
-        geometry: shape of a block.
-        blocks: `[num_blocks, layers, 2 (K, V), kv heads, block_size, head_dim]`, what is stored.
-        host_blocks: the same for the host's blocks.
-        pool, host_pool: both with the scales of slots, uint8 `[blocks, block_bytes]`.
-        head_scales: of float8 blocks, float32 `[layers, 2 (K, V), kv heads]`: what a stored number
-            is multiplied by. 1 until they are set, which must be before the first write.
-        scaled: whether they were set, or there are none to set.
+        host_blocks: what `blocks` is, for the host's blocks.
+        host_pool: what `pool` is, for them: uint8 `[blocks, block_bytes]`.
+        beside: keys and values of the draft model in the same blocks; None without one.
 
     Args:
         geometry: shape of a block.
@@ -114,21 +54,13 @@ class KVCache:
             raise ValueError(f"the pool has {num_blocks} blocks; it needs at least 1")
         if num_host_blocks < 0:
             raise ValueError(f"the host pool has {num_host_blocks} blocks; 0 means none")
-        self.geometry = geometry
-        self.pool = _empty_pool(geometry, num_blocks, device)
+        super().__init__(geometry, _empty_pool(geometry, num_blocks, device))
         self.host_pool = _empty_pool(geometry, num_host_blocks, torch.device("cpu"))
-        self.blocks = geometry.numbers(self.pool)
         self.host_blocks = geometry.numbers(self.host_pool)
+        self.beside = KVLayers.beside_of(geometry, self.pool)
         if device.type == "cuda" and num_host_blocks:
             unlock = _lock_pages(self.host_pool)
             weakref.finalize(self, unlock)
-        self.head_scales: torch.Tensor | None = None
-        if geometry.dtype is torch.float8_e4m3fn:
-            shape = (geometry.layers, 2, geometry.kv_heads)
-            self.head_scales = torch.ones(shape, device=device)
-        self.scaled = self.head_scales is None
-        self._layers = self._layer_views()
-
         self._mover = mover(self.pool, self.host_pool)
 
     @property
@@ -140,16 +72,6 @@ class KVCache:
     def num_host_blocks(self) -> int:
         """Blocks in the host pool."""
         return self.host_blocks.shape[0]
-
-    def layer(self, index: int) -> LayerKV:
-        """One layer of every block, with its scales; views."""
-        return self._layers[index]
-
-    def set_head_scales(self, scales: torch.Tensor) -> None:
-        """Give float8 blocks their scales, `[layers, 2, kv heads or 1]`."""
-        assert self.head_scales is not None, "only float8 blocks have scales of heads"
-        self.head_scales.copy_(scales)
-        self.scaled = True
 
     def clear(self) -> None:
         """Set every number and scale on the device to 0."""
@@ -209,16 +131,6 @@ class KVCache:
             # Who is told that the step has ended may reuse both sides of the move.
             torch.cuda.synchronize(self.pool.device)
         return time.perf_counter() - began
-
-    def _layer_views(self) -> tuple[LayerKV, ...]:
-        scales = self.geometry.slot_scales(self.pool)
-        if scales is not None:
-            by_layer = scales.unbind(1)
-        elif self.head_scales is not None:
-            by_layer = self.head_scales.unbind(0)
-        else:
-            return tuple(LayerKV(layer) for layer in self.blocks.unbind(1))
-        return tuple(map(LayerKV, self.blocks.unbind(1), by_layer))
 
 
 def _empty_pool(geometry: KVGeometry, num_blocks: int, device: torch.device) -> torch.Tensor:

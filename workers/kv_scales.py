@@ -20,6 +20,7 @@ from blockyard.workers.attention import CachedAttention
 from blockyard.workers.config import WorkerConfig
 from blockyard.workers.description import ModelFilesError
 from blockyard.workers.kv_cache import KVCache
+from blockyard.workers.kv_layers import KVLayers
 from blockyard.workers.model import DecoderModel
 from blockyard.workers.partition import share_heads
 
@@ -36,7 +37,7 @@ _SCALE = re.compile(
 )
 
 
-def settle_head_scales(cache: KVCache, model: DecoderModel, config: WorkerConfig) -> None:
+def settle_head_scales(cache: KVLayers, model: DecoderModel, config: WorkerConfig) -> None:
     """Give float8 blocks their scales, once, before anything is written to them.
 
     All ranks of a group do this together: they sum as in any step.
@@ -91,10 +92,10 @@ def checkpoint_scales(directory: Path, layers: int) -> torch.Tensor | None:
 
 
 def measured_scales(
-    cache: KVCache, model: DecoderModel, context_tokens: int = _TOKENS
+    cache: KVLayers, model: DecoderModel, context_tokens: int = _TOKENS
 ) -> torch.Tensor:
     """What a prefill of fixed tokens needs, with room to spare: `[layers, 2, KV heads]`."""
-    geometry = replace(cache.geometry, dtype=model.dtype)
+    geometry = replace(cache.geometry, dtype=model.dtype, beside=None)
     count, device = min(_TOKENS, context_tokens), model.device
     blocks = -(-count // geometry.block_size)
     probe = KVCache(geometry, blocks, device)

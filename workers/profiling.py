@@ -17,7 +17,8 @@ from blockyard.scheduler.sampling import MAX_LOGPROBS, SamplingParams
 from blockyard.workers.batch import FlatBatch
 from blockyard.workers.batch_parts import PromptRow
 from blockyard.workers.config import WorkerConfig
-from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.kv_cache import KVCache
+from blockyard.workers.kv_layers import KVGeometry
 from blockyard.workers.logit_rules import rules_for
 from blockyard.workers.sampler import SampleRow, rows_drawn_at_once
 

@@ -26,8 +26,9 @@ from blockyard.workers.config import Executor, WorkerConfig, WorkerKind, WorkerP
 from blockyard.workers.description import describe_model
 from blockyard.workers.grammar import grammars_of, prepare_masks
 from blockyard.workers.guesses import reached, rules_ahead
-from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.kv_cache import KVCache
 from blockyard.workers.kv_dtype import resolve_kv_dtype
+from blockyard.workers.kv_layers import KVGeometry
 from blockyard.workers.kv_scales import settle_head_scales
 from blockyard.workers.memory import count_blocks, count_host_blocks, measure_peak
 from blockyard.workers.model import DecoderModel

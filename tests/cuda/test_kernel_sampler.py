@@ -12,7 +12,8 @@ from blockyard.cuda.kernel_backend import KernelBackend
 from blockyard.cuda.launch import KernelLibrary
 from blockyard.scheduler.plan import BlockCopy
 from blockyard.scheduler.sampling import SamplingParams
-from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.kv_cache import KVCache
+from blockyard.workers.kv_layers import KVGeometry
 from blockyard.workers.logit_rules import rules_for
 from blockyard.workers.logprobs import token_logprobs
 from blockyard.workers.sampler import SampledTokens, SampleRow, sample

@@ -25,7 +25,8 @@ from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.workers.batch import BatchBuilder
 from blockyard.workers.config import WorkerProfile
-from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.kv_cache import KVCache
+from blockyard.workers.kv_layers import KVGeometry
 from blockyard.workers.sampler import SampleRow, sample
 
 CPU = torch.device("cpu")

@@ -8,7 +8,8 @@ import torch
 
 from blockyard.scheduler.plan import BlockCopy
 from blockyard.workers import kv_cache
-from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.kv_cache import KVCache
+from blockyard.workers.kv_layers import KVGeometry
 
 CPU = torch.device("cpu")
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=8, block_size=4, dtype=torch.bfloat16)

@@ -8,7 +8,8 @@ import torch
 from blockyard.workers import profiling
 from blockyard.workers.batch import FlatBatch
 from blockyard.workers.config import WorkerConfig
-from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.kv_cache import KVCache
+from blockyard.workers.kv_layers import KVGeometry
 from blockyard.workers.profiling import largest_batch, measure_link, measure_prefill
 
 CPU = torch.device("cpu")

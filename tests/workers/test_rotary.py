@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Ph
 from blockyard.cuda.backend import AttentionBatch
 from blockyard.cuda.reference import ReferenceBackend
 from blockyard.workers.attention import CachedAttention
-from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.kv_cache import KVCache
+from blockyard.workers.kv_layers import KVGeometry
 from blockyard.workers.loader import register_attention
 from blockyard.workers.model import DecoderModel
 

@@ -26,7 +26,7 @@ from blockyard.workers.cpu.library import (
 from blockyard.workers.cpu.packed import PANEL_COLUMNS, PackedLinear, WeightStorage
 from blockyard.workers.cpu.packed_modules import use_packed_weights
 from blockyard.workers.cpu.recognise import DecoderParts, LayerParts, NotRecognised
-from blockyard.workers.kv_cache import KVCache
+from blockyard.workers.kv_layers import KVLayers
 
 __all__ = ["NativeDecoder"]
 
@@ -75,7 +75,7 @@ class NativeDecoder:
         self._forms = (NativeForm * len(forms))(*map(native_form, forms))
         self._form_tensors = [form.sinks for form in forms]  # the library has their addresses
         self._cache_layers = (NativeLayer * len(forms))()
-        self._cache: weakref.ref[KVCache] | None = None
+        self._cache: weakref.ref[KVLayers] | None = None
         self._rotary = _rotary_table(parts.rotary, context_tokens)
         self._norm = _norm_weight(parts.norm)
         model = self._describe(head_dim)
@@ -169,7 +169,7 @@ class NativeDecoder:
             total = down.reduce(product).contiguous()
             call.by_decoder_add(pool, own, total.data_ptr())
 
-    def _layers_of(self, cache: KVCache) -> "Array[NativeLayer]":
+    def _layers_of(self, cache: KVLayers) -> "Array[NativeLayer]":
         """The pool's layers for the library, found once for each pool."""
         if self._cache is None or self._cache() is not cache:
             self._pool.call.by_advise_large_pages(cache.pool.data_ptr(), cache.pool.nbytes)

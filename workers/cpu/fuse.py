@@ -21,7 +21,8 @@ from blockyard.workers.cpu.decoder import NativeDecoder
 from blockyard.workers.cpu.library import NativePool, load_library
 from blockyard.workers.cpu.packed import PackedLinear, WeightStorage
 from blockyard.workers.cpu.recognise import DecoderParts, NotRecognised, recognise
-from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.kv_cache import KVCache
+from blockyard.workers.kv_layers import KVGeometry
 from blockyard.workers.model import DecoderModel
 
 __all__ = ["CpuPath", "put_on_cpu_path", "worst_difference"]

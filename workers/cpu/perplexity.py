@@ -14,7 +14,8 @@ from blockyard.workers.collectives import Communicator
 from blockyard.workers.config import WorkerConfig
 from blockyard.workers.cpu.fuse import put_on_cpu_path
 from blockyard.workers.cpu.packed import WeightStorage
-from blockyard.workers.kv_cache import KVCache, KVGeometry
+from blockyard.workers.kv_cache import KVCache
+from blockyard.workers.kv_layers import KVGeometry
 from blockyard.workers.kv_scales import settle_head_scales
 from blockyard.workers.loader import load_model
 from blockyard.workers.progress import SilentProgress
