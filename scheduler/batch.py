@@ -164,9 +164,9 @@ class Batch:
         self.cache.begin(request)
         if request.started_at is None:
             request.started_at = now
-            request.cached_tokens = request.num_computed
+            request.cached_tokens = max(0, request.num_computed - request.num_brought)
             self.num_prompt_tokens += request.num_prompt
-            self.num_prefix_hits += request.num_computed
+            self.num_prefix_hits += request.cached_tokens
 
     def preempt(self, request: Request, needed: int) -> None:
         """Take a running request's place, and blocks of its as the policy has it.

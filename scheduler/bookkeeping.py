@@ -39,4 +39,5 @@ def ledger_of(
         prefill_tokens_per_second=parking.rates.prefill_tokens_per_second,
         guessed_tokens=guesses.num_guessed if guesses is not None else 0,
         right_guesses=guesses.num_right if guesses is not None else 0,
+        moves=parking.host.moves.counts(),
     )

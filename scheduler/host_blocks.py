@@ -1,14 +1,16 @@
 """Blocks saved in host memory for requests that lost their place, and the moves there and back.
 
 A host block is written by one plan and read back by a later one; like a device block it is given
-out again only when every rank has finished the step that touched it last. Knows nothing of why
-blocks are saved. Units: blocks, steps.
+out again only when every rank has finished the step that touched it last. Blocks of a *parcel* are
+on their way to another group, or from one: they are nobody's here until whoever carries them says
+that no rank touches them any more. Knows nothing of why blocks are saved. Units: blocks, steps.
 """
 
 from collections.abc import Iterable, Sequence
 
 from blockyard.scheduler.block_pool import BlockPool
 from blockyard.scheduler.ledger import BlockCounts
+from blockyard.scheduler.move_tally import MoveTally
 from blockyard.scheduler.plan import BlockCopy
 from blockyard.scheduler.request import Request
 
@@ -25,6 +27,10 @@ class HostBlocks:
         # Step in which each host block was, or will be, written; absent while its copy is pending.
         self._written: dict[int, int] = {}
         self._aside: tuple[int, ...] = ()
+        self._parcels: dict[bytes, list[int]] = {}
+        self._awaited: set[bytes] = set()
+        self.moves = MoveTally()
+        """What went with requests to other groups, and came with them."""
         self.num_saved = 0
         """Blocks ever copied out."""
         self.num_restored = 0
@@ -90,6 +96,53 @@ class HostBlocks:
         request.host_ids.clear()
         request.host_start = 0
 
+    @property
+    def owes_parcels(self) -> bool:
+        """Whether the next plan must save blocks that another group waits for."""
+        return any(host_id in self._outs for ids in self._parcels.values() for host_id in ids)
+
+    @property
+    def num_awaited(self) -> int:
+        """Parcels on their way here."""
+        return len(self._awaited)
+
+    def consign(self, key: bytes, request: Request) -> int:
+        """Let all that a request has here be the parcel `key`; how many blocks that is."""
+        self._parcels[key] = list(request.host_ids)
+        request.host_ids.clear()
+        request.host_start = 0
+        return len(self._parcels[key])
+
+    def written(self, key: bytes) -> tuple[int, ...] | None:
+        """A parcel's blocks, once every rank has written them; None until then."""
+        host_ids = self._parcels.get(key, ())
+        done = self._pool.acknowledged if self._pool is not None else 0
+        if any(h in self._outs or self._written[h] > done for h in host_ids):
+            return None
+        return tuple(host_ids)
+
+    def await_parcel(self, key: bytes, count: int) -> tuple[int, ...] | None:
+        """Blocks for a parcel that comes; None if there is no room for all of them."""
+        host_ids = self._pool.allocate(count) if self._pool is not None else None
+        if host_ids is not None:
+            self._parcels[key] = list(host_ids)
+            self._awaited.add(key)
+            self._written.update(dict.fromkeys(host_ids, 0))  # by no step
+        return host_ids
+
+    def hand_over(self, key: bytes, request: Request, first: int, count: int) -> None:
+        """Let a request have a parcel's first blocks as those of its own from index `first` on."""
+        host_ids = self._parcels[key]
+        request.host_ids, self._parcels[key] = host_ids[:count], host_ids[count:]
+        request.host_start = first
+        self.discard(key)
+
+    def discard(self, key: bytes) -> None:
+        """No rank touches a parcel's blocks any more; a second call finds nothing."""
+        self._awaited.discard(key)
+        for host_id in self._parcels.pop(key, ()):
+            self._let_go(host_id)
+
     def set_aside(self) -> int:
         """Hold all blocks that can be had now for nobody, until `give_back`; how many those are."""
         count = self.num_available
@@ -134,6 +187,10 @@ class HostBlocks:
         for host_id in self._aside:
             if held.pop(host_id, 0) != 1:
                 raise AssertionError(f"host block {host_id} was set aside and is not held once")
+        for key, host_ids in self._parcels.items():
+            for host_id in host_ids:
+                if held.pop(host_id, 0) != 1:
+                    raise AssertionError(f"host block {host_id} is not parcel {key.hex()}'s alone")
         for request in requests:
             for host_id in request.host_ids:
                 if held.pop(host_id, 0) != 1:

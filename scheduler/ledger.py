@@ -6,7 +6,14 @@ add up. Units: blocks, token slots, requests.
 
 from dataclasses import dataclass
 
-__all__ = ["BlockCounts", "GroupLedger", "PreemptionCounts", "RequestCounts", "SlotCounts"]
+__all__ = [
+    "BlockCounts",
+    "GroupLedger",
+    "MoveCounts",
+    "PreemptionCounts",
+    "RequestCounts",
+    "SlotCounts",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,34 @@ class PreemptionCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveCounts:
+    """Requests that came from another group where they had begun, and KV that went over the wire.
+
+    Attributes:
+        brought: requests that came with blocks, some or all of those that they had.
+        recomputed: those that came without: that was cheaper, or there was no other way.
+        cut_short: of all these, those whose transfer ended before all was there.
+        blocks_out, blocks_in: blocks that were sent to other groups, and that came.
+        tokens_in: computed tokens in the blocks that came.
+        bytes_out, bytes_in: over all ranks.
+        estimated_seconds, seconds: what transfers that were begun were to take, and took.
+        wire_bytes_per_second: for each rank, as measured last; 0: not yet.
+    """
+
+    brought: int = 0
+    recomputed: int = 0
+    cut_short: int = 0
+    blocks_out: int = 0
+    blocks_in: int = 0
+    tokens_in: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    estimated_seconds: float = 0.0
+    seconds: float = 0.0
+    wire_bytes_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class GroupLedger:
     """One group's books at one moment, between two actions of its scheduler."""
 
@@ -93,6 +128,7 @@ class GroupLedger:
     guessed_tokens: int = 0
     """Next tokens that were guessed and checked, and below how many of them were right."""
     right_guesses: int = 0
+    moves: MoveCounts = MoveCounts()
 
     def check(self) -> None:
         """Prove conservation: states add up to the pool, slots to the active blocks."""

@@ -162,7 +162,11 @@ class Request(Paced):
     forgone: bool = False
     """Its own answer is not wanted any more; it goes on only until those have begun."""
     held: bool = False
-    """It searches, has sampled, and waits for the others of its search."""
+    """It searches, has sampled, and waits for the others of its search; or it expects blocks."""
+    expects: bool = False
+    """Its blocks are on their way from the group that it has left."""
+    num_brought: int = 0
+    """Tokens whose KV came from there."""
     branched: bool = False
     """It began with blocks of another choice, without a step that told the workers."""
     tokens: list[int] = field(default_factory=list)
@@ -237,8 +241,11 @@ class Request(Paced):
 
     @property
     def is_returning(self) -> bool:
-        """Whether it may hold blocks without a place: it has computed before, or its parent had."""
-        return self.num_preemptions > 0 or self.branched
+        """Whether it may hold blocks without a place: it has computed before, or its parent had.
+
+        So it has when its blocks came from another group.
+        """
+        return self.num_preemptions > 0 or self.branched or self.num_brought > 0
 
     @property
     def num_output(self) -> int:
