@@ -26,10 +26,14 @@ class PreemptionPolicy(StrEnum):
 
 
 class Speculation(StrEnum):
-    """Where guesses of next tokens come from: nowhere, or from what stood in the request before."""
+    """Where guesses of next tokens come from.
+
+    Nowhere, from what stood in the request before, or from a smaller model beside the one served.
+    """
 
     OFF = "off"
     NGRAM = "ngram"
+    DRAFT = "draft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,8 @@ class SchedulerConfig:
             )
         if self.speculate is not Speculation.OFF and self.pipeline_depth > 1:
             raise ValueError(
-                f"speculate is {self.speculate} with pipeline_depth {self.pipeline_depth}; a guess "
-                "goes by tokens that a step in flight has not told yet, so use a depth of 1"
+                f"speculate is {self.speculate} with pipeline_depth {self.pipeline_depth}; where a "
+                "row goes on depends on guesses that a step in flight checks, so use a depth of 1"
             )
         if self.max_step_tokens <= self.max_running:
             raise ValueError(

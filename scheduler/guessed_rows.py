@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from blockyard.scheduler.draft import PlanDraft
 from blockyard.scheduler.endings import reason_to_end
-from blockyard.scheduler.guessing import MOST_GUESSES, Guesser
+from blockyard.scheduler.guess_rate import MOST_GUESSES
+from blockyard.scheduler.guessing import Guesser
 from blockyard.scheduler.holdings import Holdings
-from blockyard.scheduler.plan import StepPlan, StepResult, num_right
+from blockyard.scheduler.plan import StepPlan, StepResult, guesses_told, num_right
 from blockyard.scheduler.request import Request, RequestUpdate
 from blockyard.scheduler.sampling import TokenLogprobs
 
@@ -77,7 +78,11 @@ class GuessedRows:
         Returns:
             Plan and result as if right guesses had been known and others not planned: one token
             for each sample.
+
+        Raises:
+            ValueError: workers have not made the guesses that were theirs to make.
         """
+        plan = guesses_told(plan, result)
         self._confirmed = {}
         counts = list(plan.counts)
         token_ids: list[int] = []

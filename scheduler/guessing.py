@@ -1,22 +1,21 @@
-"""Guesses tokens that may come next, so that one step checks several: prompt lookup.
+"""Guesses tokens that may come next, so that one step checks several: who guesses, and how many.
 
-Where a request's newest tokens stood before, what followed them there may follow again: answers
-quote their prompts and repeat themselves. A guess costs a place in a step and never changes an
-answer: what is sampled after it decides. How many are made follows the share that came true.
-Units: tokens.
+By prompt lookup: where a request's newest tokens stood before, what followed them there may follow
+again, since answers quote their prompts and repeat themselves. Or by workers, who have a draft
+model. A guess costs a place in a step and never changes an answer: what is sampled after it
+decides. How many are made follows the share that came true. Units: tokens.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from blockyard.scheduler.config import Speculation
+from blockyard.scheduler.guess_rate import GuessRate
+from blockyard.scheduler.plan import GUESS
 from blockyard.scheduler.request import Request
 
-__all__ = ["MOST_GUESSES", "Guesser", "NgramGuesser"]
-
-MOST_GUESSES = 8
-"""For one request in one step."""
+__all__ = ["Guesser", "NgramGuesser", "OpenGuesser", "guesser_for"]
 
 _PHRASES = (4, 3, 2)
 """Lengths of what is looked up, the most telling first."""
@@ -24,24 +23,15 @@ _PHRASES = (4, 3, 2)
 _MOST_INDEXED = 1024
 """Tokens taken into an index at once: a long prompt is read over several steps."""
 
-_FIRST_SHARE = 0.7
-"""What is believed of a request before it has shown how well it can be guessed."""
-
-_MEMORY = 0.15
-"""Weight of the newest guess in the share that came true."""
-
-_LEAST_CHANCE = 0.4
-"""A guess is made while it and those before it come true with this chance together."""
-
-_STEPS_BETWEEN_TRIES = 16
-"""Where guesses failed, one is tried again after so many steps."""
-
 
 class Guesser(Protocol):
     """Who guesses, and is told what came of it."""
 
     def guess(self, request: Request, most: int) -> Sequence[int]:
-        """At most so many tokens that may follow the request's; empty for none."""
+        """At most so many tokens that may follow the request's; empty for none.
+
+        `GUESS` for those that workers are to make.
+        """
         ...
 
     def learn(self, request: Request, num_guessed: int, num_true: int) -> None:
@@ -60,8 +50,7 @@ class _Known:
     request: Request
     ends: dict[tuple[int, ...], int] = field(default_factory=dict)
     num_indexed: int = 0
-    share: float = _FIRST_SHARE
-    idle_steps: int = 0
+    rate: GuessRate = field(default_factory=GuessRate)
 
 
 class NgramGuesser:
@@ -74,7 +63,7 @@ class NgramGuesser:
         """See `Guesser`; as many as their chance is worth."""
         known = self._of(request)
         self._index(known)
-        count = min(most, self._worthwhile(known))
+        count = min(most, known.rate.worthwhile())
         if count < 1:
             return ()
         tokens = request.tokens
@@ -87,10 +76,8 @@ class NgramGuesser:
         return ()
 
     def learn(self, request: Request, num_guessed: int, num_true: int) -> None:
-        """See `Guesser`. Guesses behind the first wrong one say nothing."""
-        known = self._of(request)
-        for place in range(min(num_true + 1, num_guessed)):
-            known.share += _MEMORY * ((place < num_true) - known.share)
+        """See `Guesser`."""
+        self._of(request).rate.learn(num_guessed, num_true)
 
     def keep(self, requests: Sequence[Request]) -> None:
         """See `Guesser`; who comes back is read anew."""
@@ -114,12 +101,37 @@ class NgramGuesser:
                 if length <= end:
                     ends[tuple(tokens[end - length : end])] = end
 
-    def _worthwhile(self, known: _Known) -> int:
-        """How many guesses in a row come true with chance enough."""
-        if known.share**MOST_GUESSES >= _LEAST_CHANCE:
-            return MOST_GUESSES
-        count = int(math.log(_LEAST_CHANCE) / math.log(known.share)) if known.share > 0 else 0
-        if count:
-            return count
-        known.idle_steps = (known.idle_steps + 1) % _STEPS_BETWEEN_TRIES
-        return int(known.idle_steps == 0)
+
+class OpenGuesser:
+    """Leaves guesses to the workers' draft model and says how many it makes."""
+
+    def __init__(self) -> None:
+        self._rates: dict[tuple[str, int], GuessRate] = {}
+
+    def guess(self, request: Request, most: int) -> Sequence[int]:
+        """See `Guesser`; as many as their chance is worth."""
+        return (GUESS,) * min(most, self._of(request).worthwhile())
+
+    def learn(self, request: Request, num_guessed: int, num_true: int) -> None:
+        """See `Guesser`."""
+        self._of(request).learn(num_guessed, num_true)
+
+    def keep(self, requests: Sequence[Request]) -> None:
+        """See `Guesser`; of who comes back nothing is known."""
+        if len(self._rates) > 2 * len(requests):
+            members = {request.member for request in requests}
+            self._rates = {m: rate for m, rate in self._rates.items() if m in members}
+
+    def _of(self, request: Request) -> GuessRate:
+        return self._rates.setdefault(request.member, GuessRate())
+
+
+def guesser_for(speculate: Speculation) -> Guesser | None:
+    """Who guesses as configured; None for nobody."""
+    match speculate:
+        case Speculation.OFF:
+            return None
+        case Speculation.NGRAM:
+            return NgramGuesser()
+        case Speculation.DRAFT:
+            return OpenGuesser()

@@ -8,7 +8,8 @@ each request in the step.
 
 A plan may be made while the step before it runs. What that step samples for a request is not
 known then: in its place the plan has `PLACEHOLDER`, and workers, who keep the token that they
-sampled last for each handle, fill it in.
+sampled last for each handle, fill it in. A guess that is theirs to make, by a draft model, is
+`GUESS` in the plan, and told with the result.
 
 Blocks move by `swap_outs`, `copies` and `swap_ins`, in this order and before anything of the step
 is computed, so a block may be given to a new owner in the very step that first saves it. A plan
@@ -18,13 +19,14 @@ Units: tokens and block ids; positions count from 0 within a request.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
 
 __all__ = [
+    "GUESS",
     "NOTHING_LEFT",
     "PLACEHOLDER",
     "Admission",
@@ -36,11 +38,16 @@ __all__ = [
     "RowError",
     "StepPlan",
     "StepResult",
+    "guesses_told",
     "num_right",
 ]
 
 PLACEHOLDER = -1
 """Among a plan's tokens: the one that its handle sampled last, in the step before."""
+
+GUESS = -2
+"""Among a plan's guesses: one that the workers' draft model makes, in this step, before it is
+checked."""
 
 
 class Admission(NamedTuple):
@@ -180,6 +187,11 @@ class StepPlan:
                     f"step {self.step}: handle {fork.handle} forks from {fork.parent}, "
                     "which does not sample"
                 )
+        if GUESS in self.token_ids:
+            columns = self.offsets, self.counts, self.guesses or (0,) * rows
+            for offset, count, guessed in zip(*columns, strict=True):
+                if GUESS in self.token_ids[offset : offset + count - guessed]:
+                    raise AssertionError(f"step {self.step}: what is to be guessed is no guess")
         if self.guesses:
             self._check_guesses()
 
@@ -203,6 +215,24 @@ def num_right(guesses: Sequence[int], sampled: Sequence[int]) -> int:
         if sampled[place] != guess:
             return place
     return len(guesses)
+
+
+def guesses_told(plan: StepPlan, result: "StepResult") -> StepPlan:
+    """The plan with the guesses that workers have made in their places.
+
+    Raises:
+        ValueError: not as many as it left open.
+    """
+    if GUESS not in plan.token_ids:
+        return plan
+    made = iter(result.guesses)
+    filled = tuple(next(made, GUESS) if t == GUESS else t for t in plan.token_ids)
+    if GUESS in filled or next(made, None) is not None:
+        raise ValueError(
+            f"step {plan.step} leaves {plan.token_ids.count(GUESS)} guesses to workers, its "
+            f"result has {len(result.guesses)}"
+        )
+    return replace(plan, token_ids=filled)
 
 
 NOTHING_LEFT = "no token is left to choose from: bias, allowed tokens and bad words leave out all"
@@ -242,6 +272,7 @@ class StepResult:
         compute_seconds: time the worker spent in the step, copies left out.
         copy_seconds: time the worker spent moving blocks to and from the host.
         sample_seconds: the part of `compute_seconds` that went to choosing tokens.
+        guesses: one token for each `GUESS` of the plan, in plan order.
         logprobs: one for each of `token_ids`, None where not wanted; empty when nobody wants any.
         prompt_logprobs: of prompts that want them, for the tokens after those computed.
     """
@@ -254,3 +285,4 @@ class StepResult:
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     sample_seconds: float = 0.0
+    guesses: tuple[int, ...] = ()

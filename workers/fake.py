@@ -16,10 +16,18 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from blockyard.scheduler.plan import BlockCopy, PromptLogprobs, StepPlan, StepResult, num_right
+from blockyard.scheduler.plan import (
+    GUESS,
+    BlockCopy,
+    PromptLogprobs,
+    StepPlan,
+    StepResult,
+    num_right,
+)
 from blockyard.scheduler.sampling import TokenLogprobs
 from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.config import WorkerConfig, WorkerProfile
+from blockyard.workers.witness_answers import likeliest, next_token
 from blockyard.workers.witness_slots import TOKEN_BITS, slot_entries
 from blockyard.workers.witness_tables import PlanRefused, WitnessRow, WitnessTables
 
@@ -36,11 +44,9 @@ _BYTES_PER_SLOT = 8
 _POISON = -1
 """What no write ever leaves in a slot: position and token are never negative."""
 
+_GUESSES_TO_A_MISTAKE = 5
+
 _TOKEN_MASK = 2**TOKEN_BITS - 1
-_WORD = 2**64 - 1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 
 
 class WitnessWorker:
@@ -98,11 +104,15 @@ class WitnessWorker:
         self._move_blocks(plan)
         moved = time.perf_counter()
         slots_by_handle = {}
+        made: list[int] = []
         offset = 0
         guesses = dict(zip(plan.handles, plan.guesses, strict=False))
         for handle, start, count in zip(plan.handles, plan.starts, plan.counts, strict=True):
             tokens = self._tables.fill(handle, start, plan.token_ids[offset : offset + count])
             offset += count
+            if GUESS in tokens:
+                tokens = self._guess(self._tables.row(handle), start, tokens)
+                made += tokens[-guesses[handle] :]
             slots_by_handle[handle] = self._write(self._tables, plan.step, handle, start, tokens)
         samples = [
             (slots_by_handle[handle], self._tables.row(handle), guesses.get(handle, 0))
@@ -125,6 +135,7 @@ class WitnessWorker:
             copy_seconds=moved - began,
             logprobs=_logprobs(tops, token_ids),
             prompt_logprobs=self._score(self._tables, plan),
+            guesses=tuple(made),
         )
 
     def _likeliest(
@@ -132,7 +143,7 @@ class WitnessWorker:
     ) -> int | TokenLogprobs | None:
         """How many likeliest tokens a row wants, or for a search these."""
         if row.searches and row.num_tops:
-            return _likeliest(self._slots[slots], self._vocab_size, row.num_tops)
+            return likeliest(self._slots[slots], self._vocab_size, row.num_tops)
         return row.num_tops
 
     def _score(self, tables: WitnessTables, plan: StepPlan) -> tuple[PromptLogprobs, ...]:
@@ -171,15 +182,29 @@ class WitnessWorker:
             raise PlanRefused(
                 f"step {step} gives handle {handle} a token outside 0 to {self._vocab_size - 1}"
             )
-        block_size = self._config.block_size
         adapter = tables.row(handle).adapter
         if adapter and adapter not in self._adapters:
             raise PlanRefused(f"step {step} computes handle {handle} with {adapter}, not loaded")
-        blocks = np.array(tables.advance(handle, start, len(token_ids)), dtype=np.int64)
-        positions = np.arange(start + len(token_ids), dtype=np.int64)
-        slots = blocks[positions // block_size] * block_size + positions % block_size
+        slots = self._places(tables.advance(handle, start, len(token_ids)), start + len(token_ids))
         self._slots[slots[start:]] = slot_entries(start, token_ids, adapter)
         return slots
+
+    def _places(self, block_ids: Sequence[int], length: int) -> npt.NDArray[np.int64]:
+        """Slots of positions 0 to `length` in a table, int64 [length]."""
+        blocks, block_size = np.array(block_ids, dtype=np.int64), self._config.block_size
+        positions = np.arange(length, dtype=np.int64)
+        return blocks[positions // block_size] * block_size + positions % block_size
+
+    def _guess(self, row: WitnessRow, start: int, token_ids: Sequence[int]) -> list[int]:
+        """A row's tokens with guesses made, as it will answer itself but now and then wrongly."""
+        tokens = [token for token in token_ids if token != GUESS]
+        earlier = self._slots[self._places(row.block_ids, start)]
+        while len(tokens) < len(token_ids):
+            entries = np.concatenate((earlier, slot_entries(start, tokens, row.adapter)))
+            token = next_token(entries, self._vocab_size, row.choice)
+            mistaken = (token + len(entries)) % _GUESSES_TO_A_MISTAKE == 0
+            tokens.append((token + mistaken) % self._vocab_size)
+        return tokens
 
     def _sample(
         self, slots: npt.NDArray[np.int64], row: WitnessRow, guessed: int
@@ -190,7 +215,7 @@ class WitnessWorker:
         """
         entries, length = self._slots[slots], len(slots) - guessed
         found = tuple(
-            _next_token(entries[: length + place], self._vocab_size, row.choice)
+            next_token(entries[: length + place], self._vocab_size, row.choice)
             for place in range(guessed + 1)
         )
         right = num_right([int(entry) & _TOKEN_MASK for entry in entries[length:]], found)
@@ -206,12 +231,12 @@ def witness_next_token(
 
     Choices of one prompt differ in their first token, up to `vocab_size` of them.
     """
-    return _next_token(slot_entries(0, token_ids, adapter), vocab_size, choice)
+    return next_token(slot_entries(0, token_ids, adapter), vocab_size, choice)
 
 
 def witness_likeliest(token_ids: Sequence[int], vocab_size: int, most: int) -> TokenLogprobs:
     """What may follow `token_ids`, as a worker that keeps its blocks right tells a search."""
-    return _likeliest(slot_entries(0, token_ids), vocab_size, most)
+    return likeliest(slot_entries(0, token_ids), vocab_size, most)
 
 
 def witness_generate(
@@ -254,29 +279,3 @@ def _certain(token: int, top: int) -> TokenLogprobs:
 def _columns(moves: Sequence[BlockCopy]) -> tuple[list[int], list[int]]:
     """Sources and destinations of block moves."""
     return [move.source for move in moves], [move.destination for move in moves]
-
-
-def _next_token(entries: npt.NDArray[np.int64], vocab_size: int, choice: int) -> int:
-    """A token from a digest of all entries and the choice."""
-    # The sum of the mixed entries is itself even enough; the high half avoids low-bit patterns.
-    return ((_digest(entries) >> 32) + choice) % vocab_size
-
-
-def _likeliest(entries: npt.NDArray[np.int64], vocab_size: int, most: int) -> TokenLogprobs:
-    """Tokens from the next one on, each less likely than the one before by the same step."""
-    digest = _digest(entries)
-    first, step = (digest & 63) / 64 + 0.25, (digest >> 6 & 127) / 128 + 0.01
-    next_token = _next_token(entries, vocab_size, 0)
-    ids = tuple((next_token + place) % vocab_size for place in range(min(most, vocab_size)))
-    logprobs = tuple(float(np.float32(-first - step * place)) for place in range(len(ids)))
-    return TokenLogprobs(logprobs[0], 1, ids, logprobs)
-
-
-def _digest(entries: npt.NDArray[np.int64]) -> int:
-    """All entries mixed, each with its place in the row (splitmix64)."""
-    places = np.arange(1, len(entries) + 1, dtype=np.uint64)
-    word = entries.astype(np.uint64) + places * _GOLDEN
-    word = (word ^ (word >> np.uint64(30))) * _FIRST_FACTOR
-    word = (word ^ (word >> np.uint64(27))) * _SECOND_FACTOR
-    word ^= word >> np.uint64(31)
-    return int(word.sum(dtype=np.uint64)) & _WORD

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from blockyard.scheduler.plan import RowError, StepPlan, StepResult, num_right
+from blockyard.scheduler.plan import RowError, StepPlan, StepResult, guesses_told, num_right
 
 __all__ = ["EndedStep", "StepsInFlight"]
 
@@ -103,6 +103,7 @@ class StepsInFlight:
 def _right_guesses(plan: StepPlan, result: StepResult) -> dict[int, tuple[int, ...]]:
     right = {}
     at = 0
+    plan = guesses_told(plan, result)
     columns = plan.handles, plan.samples, plan.offsets, plan.counts, plan.guesses
     # Without guesses in the plan the last column is empty, and so is the answer.
     for handle, samples, offset, count, guessed in zip(*columns, strict=False):

@@ -8,7 +8,8 @@ import pytest
 
 from blockyard.scheduler.block_table import BlockTable
 from blockyard.scheduler.config import SchedulerConfig, Speculation
-from blockyard.scheduler.guessing import MOST_GUESSES, NgramGuesser
+from blockyard.scheduler.guess_rate import MOST_GUESSES
+from blockyard.scheduler.guessing import NgramGuesser
 from blockyard.scheduler.plan import RowError, StepPlan, StepResult, num_right
 from blockyard.scheduler.request import FinishReason, Request, RequestSpec
 from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
