@@ -14,6 +14,7 @@ import torch
 
 from blockyard.cuda.backend import AttentionBatch
 from blockyard.scheduler.plan import (
+    GUESS,
     PLACEHOLDER,
     Admission,
     BlockGrant,
@@ -79,6 +80,7 @@ class BatchBuilder:
         device: where the tensors go.
         grammars: for requests whose answers must keep to one.
         communicator: tells tokens that rank 0 has sampled to the others; None: there are none.
+        drafts: whether plans may leave guesses open, which are tokens 0 of a batch until made.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class BatchBuilder:
         device: torch.device,
         grammars: GrammarCompiler | None = None,
         communicator: Communicator | None = None,
+        drafts: bool = False,
     ) -> None:
+        self._drafts = drafts
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._vocab_size = vocab_size
@@ -188,6 +192,8 @@ class BatchBuilder:
         positions: Int64 = np.arange(ends[-1]) - (ends - counts)[owners] + starts[owners]
         blocks = tables[owners, positions // self._block_size].astype(np.int64)
         input_ids = self._fill(plan, states, np.array(plan.token_ids, dtype=np.int64))
+        if self._drafts:
+            input_ids[input_ids == GUESS] = 0
         if input_ids.min() < 0 or input_ids.max() >= self._vocab_size:
             raise PlanError(f"step {plan.step} holds a token id outside 0..{self._vocab_size - 1}")
         sampled = [row for row, wanted in enumerate(plan.samples) if wanted]
@@ -279,7 +285,9 @@ def _guessed(plan: StepPlan, sample_handles: Sequence[int]) -> tuple[GuessedRow,
             sample_handles.index(handle),
             start + count - guessed,
             plan.token_ids[offset + count - guessed : offset + count],
+            row,
+            offset + count - guessed,
         )
-        for handle, start, offset, count, guessed in columns
+        for row, (handle, start, offset, count, guessed) in enumerate(columns)
         if guessed
     )

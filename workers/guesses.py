@@ -20,13 +20,16 @@ class GuessedRow:
     """Guesses of one handle, from `position` on.
 
     What follows the token before them is sampled by row `first` of a batch's sample rows, what
-    follows each of them by the rows after it.
+    follows each of them by the rows after it. They stand in row `row` of the batch, from `place` on
+    among all of its tokens.
     """
 
     handle: int
     first: int
     position: int
     token_ids: tuple[int, ...]
+    row: int = 0
+    place: int = 0
 
     @property
     def end(self) -> int:

@@ -110,7 +110,7 @@ def test_a_rank_that_does_not_sample_goes_on_wherever_right_guesses_end(
         assert batch is not None
         assert batch.sample_tokens.tolist() == [1, 2, 3]
         assert [row.position for row in batch.sample_rows] == [2, 3, 4]
-        assert batch.guessed == (GuessedRow(1, 0, 2, (20, 21)),)
+        assert batch.guessed == (GuessedRow(1, 0, 2, (20, 21), row=0, place=2),)
         following = plan(2, rows={1: (start, (9,))})
         if fine:
             builder.apply(following)
