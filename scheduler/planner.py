@@ -114,7 +114,7 @@ def plan_capacity(
     contiguous = _contiguous(budget, lengths, slots, requests)
     block_bytes = rank_token_bytes * budget.block_size
     blocks = _blocks(budget, lengths, room // block_bytes, slots, requests, shared_prefix_tokens)
-    token_bytes = budget.shape.kv_bytes_per_token(budget.kv_dtype)
+    token_bytes = budget.kv_bytes_per_token
     gain = blocks.concurrency / contiguous.concurrency if contiguous.concurrency else None
     return CapacityPlan(
         kv_bytes_per_token=token_bytes,
@@ -143,7 +143,7 @@ def _contiguous(
     fits = slots // limit
     running = fits if requests is None else min(fits, requests)
     filled = int(running * lengths.mean)
-    token_bytes = budget.shape.kv_bytes_per_token(budget.kv_dtype)
+    token_bytes = budget.kv_bytes_per_token
     return ContiguousPlan(
         concurrency=fits,
         running=running,
@@ -182,7 +182,7 @@ def _blocks(
         running=running,
         refused=(requests or running) - running,
         total_blocks=total,
-        block_bytes=budget.shape.kv_bytes_per_token(budget.kv_dtype) * size,
+        block_bytes=budget.kv_bytes_per_token * size,
         blocks_per_request=each,
         shared_blocks=shared_blocks,
         needed_blocks=math.ceil((requests or running) * each - 1e-9) + shared_blocks,

@@ -87,7 +87,7 @@ def answer_plan(question: PlanQuestion) -> dict[str, Any]:
                 question.shared_prefix_tokens,
                 question.requests,
                 budget.block_size,
-                budget.shape.kv_bytes_per_token(budget.kv_dtype),
+                budget.kv_bytes_per_token,
             )
             answer["shared_prefix"] = asdict(shared) | {"saved_bytes": shared.saved_bytes}
     batch = static_batch_work(question.outputs) if question.outputs else None
@@ -124,9 +124,9 @@ def _asks_for_capacity(question: PlanQuestion, budget: KvBudget) -> bool:
 
 def _model_part(budget: KvBudget) -> dict[str, Any]:
     return {
-        "kv_bytes_per_token": budget.shape.kv_bytes_per_token(budget.kv_dtype),
+        "kv_bytes_per_token": budget.kv_bytes_per_token,
         "kv_bytes_per_token_per_rank": budget.rank_kv_bytes_per_token,
-        "weight_bytes": budget.shape.weight_bytes(budget.weight_dtype),
+        "weight_bytes": budget.weight_bytes,
         "weight_bytes_per_rank": budget.rank_weight_bytes,
         "gpus": budget.num_gpus,
         "tp": budget.num_ranks,
@@ -184,6 +184,12 @@ def _assumptions(question: PlanQuestion, budget: KvBudget) -> list[str]:
         )
     if budget.shape.num_parameters and budget.num_ranks > 1:
         said.append("weights are counted as split evenly over the ranks")
+    if budget.draft is not None:
+        said.append(
+            "blocks hold the KV of the draft model too, "
+            f"{budget.draft.kv_bytes_per_token(budget.kv_dtype):,} B of each token; a contiguous "
+            "server is counted with the same"
+        )
     return said
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "Allowance",
     "AsJson",
     "BlockSize",
+    "DraftModel",
     "KvDtype",
     "Model",
     "Shape",
@@ -26,6 +27,13 @@ Model = Annotated[
 Shape = Annotated[
     str | None,
     typer.Option(help="In place of a model: layers,kv_heads,head_dim,params.", show_default=False),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        help="A model that guesses beside it: directory, hub repository or known name.",
+        show_default=False,
+    ),
 ]
 Tp = Annotated[int, typer.Option(help="GPUs that share one copy of the model.", min=1)]
 WeightDtype = Annotated[str, typer.Option(help="Dtype of the weights.")]

@@ -10,6 +10,7 @@ from blockyard.cluster.commands.capacity_options import (
     Allowance,
     AsJson,
     BlockSize,
+    DraftModel,
     KvDtype,
     Model,
     Shape,
@@ -28,6 +29,7 @@ __all__ = ["plan", "read_lengths"]
 def plan(
     model: Model = None,
     shape: Shape = None,
+    draft_model: DraftModel = None,
     gpu_memory: Annotated[
         str | None, typer.Option(help="Of one GPU, such as 80GiB.", show_default=False)
     ] = None,
@@ -89,6 +91,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Count what a memory holds: contiguous reservations against blocks, and what would change."""
+    from blockyard.cluster.capacity.model_shape import find_shape
     from blockyard.cluster.capacity.plan_report import PlanQuestion, answer_plan
     from blockyard.cluster.capacity.quantities import parse_bytes, parse_counts
     from blockyard.scheduler.capacity.kv_budget import KvBudget
@@ -112,6 +115,7 @@ def plan(
                 kv_dtype=kv,
                 block_size=block_size,
                 allowance_bytes=parse_bytes(allowance),
+                draft=None if draft_model is None else find_shape(draft_model).shape,
             )
         elif any(value is not None for value in (gpu_memory, kv_memory, lengths, requests)):
             raise ValueError(

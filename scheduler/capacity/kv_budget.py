@@ -33,6 +33,7 @@ class KvBudget:
         weight_dtype, kv_dtype: of weights and of KV.
         block_size: token slots in a block.
         allowance_bytes: of one GPU, for what is neither weights nor KV.
+        draft: of a model that guesses, whose KV lies in the same blocks; None: there is none.
     """
 
     shape: ModelShape
@@ -45,6 +46,7 @@ class KvBudget:
     kv_dtype: str = "fp16"
     block_size: int = DEFAULT_BLOCK_SIZE
     allowance_bytes: int = DEFAULT_ALLOWANCE_BYTES
+    draft: ModelShape | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that no server could have."""
@@ -65,14 +67,31 @@ class KvBudget:
         return self.num_gpus // self.num_ranks
 
     @property
+    def shapes(self) -> tuple[ModelShape, ...]:
+        """Of the model, and of the one that guesses beside it."""
+        return (self.shape,) if self.draft is None else (self.shape, self.draft)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights of one group."""
+        return sum(shape.weight_bytes(self.weight_dtype) for shape in self.shapes)
+
+    @property
     def rank_weight_bytes(self) -> int:
         """Weights on one rank, split evenly."""
-        return -(-self.shape.weight_bytes(self.weight_dtype) // self.num_ranks)
+        return -(-self.weight_bytes // self.num_ranks)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV of one token, stored once."""
+        return sum(shape.kv_bytes_per_token(self.kv_dtype) for shape in self.shapes)
 
     @property
     def rank_kv_bytes_per_token(self) -> int:
         """KV of one token on the fullest rank."""
-        return self.shape.rank_kv_bytes_per_token(self.kv_dtype, self.num_ranks)
+        return sum(
+            shape.rank_kv_bytes_per_token(self.kv_dtype, self.num_ranks) for shape in self.shapes
+        )
 
     @property
     def has_memory(self) -> bool:
@@ -99,7 +118,7 @@ class KvBudget:
             return f"{self.kv_memory_bytes:,} B of KV memory do not hold one block; give more"
         memory = self.gpu_memory_bytes or 0
         usable = memory - self.allowance_bytes
-        weights = self.shape.weight_bytes(self.weight_dtype)
+        weights = self.weight_bytes
         advice = "use a GPU with more memory"
         if usable > 0:
             ranks = 1 << (weights // usable).bit_length()
