@@ -26,6 +26,7 @@ from blockyard.workers.config import (
     WorkerKind,
 )
 from blockyard.workers.description import ModelDescription
+from blockyard.workers.draft_description import check_speculation
 
 __all__ = ["DEFAULT_GRPC_PORT", "LOOPBACK", "ServeConfig"]
 
@@ -45,6 +46,9 @@ class ServeConfig:
             kv_memory_bytes, threads: see `WorkerConfig`.
         max_running, max_step_tokens, max_waiting, preemption, pipeline_depth, speculate: see
             `SchedulerConfig`.
+        draft: the model that guesses, with `speculate` draft; its directory is the same on every
+            node, too.
+        draft_weights: see `WorkerConfig`.
         tool_call_parser, reasoning_parser: how the model marks calls and reasoning, see
             `speech_format`; auto tells it from the chat template.
         num_groups: copies of the model.
@@ -102,6 +106,8 @@ class ServeConfig:
     preemption: PreemptionPolicy = PreemptionPolicy.AUTO
     pipeline_depth: int = 1
     speculate: Speculation = Speculation.OFF
+    draft: ModelDescription | None = None
+    draft_weights: str = "auto"
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     num_groups: int = 1
@@ -145,6 +151,7 @@ class ServeConfig:
             ("dtype", DTYPES),
             ("kv_dtype", KV_DTYPES),
             ("weights", WEIGHTS),
+            ("draft_weights", WEIGHTS),
             ("tool_call_parser", TOOL_FORMATS),
             ("reasoning_parser", REASONING_FORMATS),
         ):
@@ -172,6 +179,7 @@ class ServeConfig:
             raise ValueError(
                 "weights_root is given without allow_admin: nobody could ask for other weights"
             )
+        check_speculation(self.speculate, self.draft, self.draft_weights)
         self._check_adapters()
         _ = self.scheduler, self.scaling  # their own checks
 
@@ -257,6 +265,8 @@ class ServeConfig:
             threads=self.threads,
             max_step_tokens=self.max_step_tokens,
             max_running=self.max_running,
+            draft_dir=self.draft.directory if self.draft is not None else None,
+            draft_weights=self.draft_weights,
             max_adapters=self.adapter_slots,
             max_adapter_rank=self.max_adapter_rank,
             rank=rank,

@@ -27,6 +27,7 @@ from blockyard.workers.adapter_description import describe_adapter
 from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_model
 from blockyard.workers.config import DEFAULT_ADAPTER_RANK, Executor, WorkerConfig, WorkerKind
 from blockyard.workers.description import describe_model
+from blockyard.workers.draft_description import check_speculation, find_draft
 
 __all__ = ["LLM"]
 
@@ -45,6 +46,8 @@ class LLM:
         max_adapters: that may be loaded at once; None: as many as are given here.
         max_adapter_rank: the widest that is taken.
         max_running, max_step_tokens, speculate: see `SchedulerConfig`.
+        draft_model: the model that guesses, with `speculate` draft: name, repository or directory.
+        draft_weights: see `WorkerConfig`.
 
     Raises:
         ModelUnavailable, ModelFilesError, UnsupportedModel, NoRoom, ValueError: it cannot be
@@ -64,13 +67,20 @@ class LLM:
         threads: int | None = None,
         max_running: int = 256,
         max_step_tokens: int = 512,
-        speculate: Literal["off", "ngram"] = "off",
+        speculate: Literal["off", "ngram", "draft"] = "off",
+        draft_model: str | None = None,
+        draft_weights: str = "auto",
         adapters: Mapping[str, str | Path] | None = None,
         max_adapters: int | None = None,
         max_adapter_rank: int = DEFAULT_ADAPTER_RANK,
     ) -> None:
         directory = resolve_model(model, None, SilentProgress())
         description = describe_model(directory, directory.name if Path(model).is_dir() else model)
+        kind = WorkerKind.WITNESS if model == WITNESS_MODEL else WorkerKind.MODEL
+        draft = None
+        if draft_model is not None:
+            draft = find_draft(draft_model, kind, description, SilentProgress())
+        check_speculation(Speculation(speculate), draft, draft_weights)
         limits = SchedulerConfig(
             description.context_tokens,
             block_size=block_size,
@@ -82,7 +92,7 @@ class LLM:
         worker = WorkerConfig(
             str(directory),
             description.context_tokens,
-            kind=WorkerKind.WITNESS if model == WITNESS_MODEL else WorkerKind.MODEL,
+            kind=kind,
             device=device,
             dtype=dtype,
             kv_dtype=kv_dtype,
@@ -92,6 +102,8 @@ class LLM:
             threads=threads,
             max_running=max_running,
             max_step_tokens=max_step_tokens,
+            draft_dir=draft.directory if draft is not None else None,
+            draft_weights=draft_weights,
             max_adapters=len(adapters or {}) if max_adapters is None else max_adapters,
             max_adapter_rank=max_adapter_rank,
         )

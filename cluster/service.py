@@ -20,6 +20,7 @@ from blockyard.scheduler.config import PreemptionPolicy, Speculation
 from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_model
 from blockyard.workers.config import DEFAULT_ADAPTER_RANK, WorkerKind
 from blockyard.workers.description import describe_model
+from blockyard.workers.draft_description import find_draft
 
 __all__ = ["OWN_OF_A_MODEL", "SHARED", "build", "served_models"]
 
@@ -36,14 +37,15 @@ OWN_OF_A_MODEL = frozenset(
             "kv_memory_bytes",
         ),
         *("threads", "max_running", "max_step_tokens", "max_waiting", "preemption"),
-        *("pipeline_depth", "speculate", "tool_call_parser", "reasoning_parser"),
+        *("pipeline_depth", "speculate", "draft_model", "draft_weights"),
+        *("tool_call_parser", "reasoning_parser"),
         *("num_groups", "num_ranks", "stall_seconds", "group_resource"),
         *("min_groups", "max_groups"),
         *("adapters", "max_adapters", "max_adapter_rank", "adapters_root"),
         *("scale_queue_seconds", "scale_quiet_seconds", "scale_idle_seconds"),
     }
 )
-_NOT_FROM_ARGS = frozenset({"model", "kind"})
+_NOT_FROM_ARGS = frozenset({"model", "kind", "draft"})
 SHARED = frozenset(field.name for field in fields(ServeConfig)) - OWN_OF_A_MODEL - _NOT_FROM_ARGS
 
 
@@ -90,13 +92,17 @@ def _served_model(entry: Any, place: str, shared: Mapping[str, Any]) -> ServedMo
             values["adapters"] = named_adapters(values["adapters"], max_rank)
         if "speculate" in values:
             values["speculate"] = Speculation(values["speculate"])
+        described = describe_model(directory, name)
+        kind = WorkerKind.WITNESS if model == WITNESS_MODEL else WorkerKind.MODEL
+        if (draft := values.pop("draft_model", None)) is not None:
+            values["draft"] = find_draft(draft, kind, described, SilentProgress())
         if isinstance(shared.get("tls"), Mapping):
             shared = {**shared, "tls": TlsFiles(**shared["tls"])}
         if isinstance(shared.get("logs"), Mapping):
             shared = {**shared, "logs": LogConfig(**shared["logs"])}
         config = ServeConfig(
-            model=describe_model(directory, name),
-            kind=WorkerKind.WITNESS if model == WITNESS_MODEL else WorkerKind.MODEL,
+            model=described,
+            kind=kind,
             **shared,
             **values,
         )

@@ -192,7 +192,9 @@ class BatchBuilder:
         positions: Int64 = np.arange(ends[-1]) - (ends - counts)[owners] + starts[owners]
         blocks = tables[owners, positions // self._block_size].astype(np.int64)
         input_ids = self._fill(plan, states, np.array(plan.token_ids, dtype=np.int64))
-        if self._drafts:
+        if self._drafts and plan.guesses:
+            if plan.token_ids.count(GUESS) != sum(plan.guesses):
+                raise PlanError(f"step {plan.step} brings guesses; a draft model makes them here")
             input_ids[input_ids == GUESS] = 0
         if input_ids.min() < 0 or input_ids.max() >= self._vocab_size:
             raise PlanError(f"step {plan.step} holds a token id outside 0..{self._vocab_size - 1}")

@@ -10,6 +10,7 @@ from blockyard.workers.adapter_description import AdapterDescription
 
 __all__ = [
     "BACKENDS",
+    "CUDA_GRAPHS",
     "DEFAULT_ADAPTER_RANK",
     "DEVICES",
     "DTYPES",
@@ -29,6 +30,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "bfloat16", "int8", "fp8")
 BACKENDS = ("auto", "torch", "kernels", "emulator")
+CUDA_GRAPHS = ("auto", "off")
 WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
 
 
@@ -59,6 +61,8 @@ class WorkerConfig:
             `int8`, `int4`; see `workers/cpu/packed.py`.
         backend: what computes attention: `auto` (the fastest that serves the model), `torch`,
             `kernels` (a GPU's), `emulator` (the same kernels on a CPU, for tests).
+        cuda_graphs: whether decode steps are replayed as CUDA graphs: `auto` (where they can be),
+            `off`; see `workers/graphs.py`.
         block_size: token slots in a block.
         num_blocks: pool size; None means: measure.
         num_host_blocks: blocks kept in host memory for swapping; None means the device's default.
@@ -66,6 +70,8 @@ class WorkerConfig:
         threads: CPU threads of a step; None means all cores, divided by the group's ranks.
         max_step_tokens, max_running, max_context_tokens: the scheduler's limits, which bound the
             largest step.
+        draft_dir: directory of the model that makes guesses for plans; None: there is none.
+        draft_weights: how a CPU keeps its weights; `auto`: as those of the other model.
         max_adapters: adapters that may be loaded at once; 0: none are taken.
         max_adapter_rank: the widest that is taken.
         rank, world_size: this worker's place in its group.
@@ -79,6 +85,7 @@ class WorkerConfig:
     kv_dtype: str = "auto"
     weights: str = "auto"
     backend: str = "auto"
+    cuda_graphs: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
     num_host_blocks: int | None = None
@@ -86,6 +93,8 @@ class WorkerConfig:
     threads: int | None = None
     max_step_tokens: int = 512
     max_running: int = 256
+    draft_dir: str | None = None
+    draft_weights: str = "auto"
     max_adapters: int = 0
     max_adapter_rank: int = DEFAULT_ADAPTER_RANK
     rank: int = 0
@@ -114,7 +123,8 @@ class WorkerProfile:
     """What a rank measured after loading its model. Bytes are this rank's own.
 
     `max_blocks` is how many blocks this rank has room for, `max_host_blocks` how many more in host
-    memory; the group takes the least over ranks. The two rates are what a step and a swap reached
+    memory; the group takes the least over ranks. `graph_bytes` is what CUDA graphs hold, 0 without
+    any and when it was not measured. The two rates are what a step and a swap reached
     when measured at load; 0 means not measured.
     """
 
@@ -127,6 +137,7 @@ class WorkerProfile:
     max_host_blocks: int = 0
     prefill_tokens_per_second: float = 0.0
     link_bytes_per_second: float = 0.0
+    graph_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

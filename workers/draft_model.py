@@ -25,7 +25,7 @@ from blockyard.workers.batch import FlatBatch
 from blockyard.workers.collectives import Communicator
 from blockyard.workers.grammar import prepare_masks
 from blockyard.workers.guesses import GuessedRow
-from blockyard.workers.kv_layers import KVLayers
+from blockyard.workers.kv_layers import KVGeometry, KVLayers
 from blockyard.workers.logit_rules import LogitRules
 from blockyard.workers.model import DecoderModel
 from blockyard.workers.sampler import SampleRow, grammars_ahead, sample
@@ -39,18 +39,30 @@ Fed = tuple[GuessedRow, int, int]
 class DraftModel:
     """One rank's part of a draft model; all ranks call the same methods in the same order.
 
-    Args:
+    Attributes:
         model: divided over ranks as the served one is; logits are rank 0's.
+        geometry: of its part of a block.
+
+    Args:
+        model, geometry: see above.
         backend: of its attention.
         communicator: tells what rank 0 has chosen to the others.
+        vocab_size: width of the served model's logits.
     """
 
     def __init__(
-        self, model: DecoderModel, backend: AttentionBackend, communicator: Communicator
+        self,
+        model: DecoderModel,
+        geometry: KVGeometry,
+        backend: AttentionBackend,
+        communicator: Communicator,
+        vocab_size: int,
     ) -> None:
         self.model = model
+        self.geometry = geometry
         self._backend = backend
         self._communicator = communicator
+        self._vocab_size = vocab_size
 
     def guess(self, layers: KVLayers, batch: FlatBatch) -> FlatBatch:
         """Compute a step's known tokens and make its guesses; the batch with them in place.
@@ -164,13 +176,21 @@ class DraftModel:
         attention: AttentionBatch,
     ) -> torch.Tensor:
         step = CachedAttention(layers, self._backend.begin(attention))
-        return self.model.forward(ids, positions, wanted, step)
+        if self.model.vocab_size < self._vocab_size:
+            ids = ids.clamp_max(self.model.vocab_size - 1)
+        logits = self.model.forward(ids, positions, wanted, step)
+        if self._communicator.rank or logits.shape[1] == self._vocab_size:
+            return logits
+        # Tokenizers are the same; what fills up the one or the other is no token.
+        missing = max(0, self._vocab_size - logits.shape[1])
+        logits = logits[:, : self._vocab_size]
+        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
 
     def _choose(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """A token for each row, on every rank; any where none can be chosen."""
         chosen = torch.zeros(len(rows), dtype=torch.int64)
         if not self._communicator.rank:
-            prepare_masks(grammars_ahead(rows, self.model.vocab_size, self.model.device))
+            prepare_masks(grammars_ahead(rows, self._vocab_size, self.model.device))
             sampled = sample(logits, rows, self._backend.sampler)
             chosen = torch.tensor(sampled.token_ids)
             chosen[list(sampled.failed)] = 0

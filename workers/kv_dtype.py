@@ -1,4 +1,4 @@
-"""What keys and values are kept in: as asked, where something reads it.
+"""What keys and values are kept in: as asked, where something reads it, and the shape of that.
 
 Knows which device and backend read which dtype; not how numbers are stored.
 """
@@ -6,8 +6,10 @@ Knows which device and backend read which dtype; not how numbers are stored.
 import torch
 
 from blockyard.workers.config import KV_DTYPES, WorkerConfig
+from blockyard.workers.contract import AttentionShape
+from blockyard.workers.kv_layers import KVGeometry
 
-__all__ = ["resolve_kv_dtype"]
+__all__ = ["geometry_of", "resolve_kv_dtype"]
 
 _NAMED = {
     "bfloat16": torch.bfloat16,
@@ -40,3 +42,32 @@ def resolve_kv_dtype(
     if not kernels and name == "fp8":
         raise ValueError("kv_dtype is 'fp8', which kernels read; on a CPU use int8 or bfloat16")
     return _NAMED[name]
+
+
+def geometry_of(
+    config: WorkerConfig,
+    shape: AttentionShape,
+    model_dtype: torch.dtype,
+    device: torch.device,
+    beside: KVGeometry | None = None,
+) -> KVGeometry:
+    """The shape of a model's keys and values in blocks.
+
+    Args:
+        config: of the rank.
+        shape: of the model's attention, on this rank.
+        model_dtype: of the model.
+        device: where blocks are.
+        beside: that of a draft model in the same blocks.
+
+    Raises:
+        ValueError: see `resolve_kv_dtype`.
+    """
+    return KVGeometry(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        block_size=config.block_size,
+        dtype=resolve_kv_dtype(config, model_dtype, device),
+        beside=beside,
+    )

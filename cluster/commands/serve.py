@@ -15,6 +15,8 @@ from blockyard.cluster.commands.serve_options import (
     AllowAdmin,
     AllowChaos,
     ApiKeys,
+    DraftModel,
+    DraftWeights,
     Dtype,
     HostBlocks,
     KvDtype,
@@ -111,6 +113,8 @@ def serve(
     ] = PreemptionPolicy.AUTO,
     pipeline_depth: PipelineDepth = 1,
     speculate: Speculate = Speculation.OFF,
+    draft_model: DraftModel = None,
+    draft_weights: DraftWeights = "auto",
     tool_call_parser: Annotated[
         str,
         typer.Option(
@@ -183,6 +187,7 @@ def serve(
         "preemption": preemption,
         "pipeline_depth": pipeline_depth,
         "speculate": speculate,
+        "draft_weights": draft_weights,
         "tool_call_parser": tool_call_parser,
         "reasoning_parser": reasoning_parser,
         "metrics_host": metrics_host,
@@ -203,7 +208,7 @@ def serve(
     if trace_endpoint is not None:
         check_tracing(trace_endpoint)
     with logging_as(log_format, log_level, log_file, log_prompts, ray_address) as logs:
-        config = configure(model, ray_address, {**values, "logs": logs})
+        config = configure(model, ray_address, {**values, "logs": logs}, draft_model)
         _serve_until_asked(config, ray_address)
     typer.echo("stopped", err=True)
 

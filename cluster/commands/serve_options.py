@@ -13,6 +13,8 @@ __all__ = [
     "AllowAdmin",
     "AllowChaos",
     "ApiKeys",
+    "DraftModel",
+    "DraftWeights",
     "Dtype",
     "HostBlocks",
     "KvDtype",
@@ -101,7 +103,21 @@ Speculate = Annotated[
     Speculation,
     typer.Option(
         help="Guess next tokens and check them in one step: ngram takes what followed the "
-        "newest ones before. Answers stay the same."
+        "newest ones before, draft asks a smaller model. Answers stay the same."
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        help="The model that guesses, with --speculate draft: name, Hugging Face repository, or "
+        "directory. It needs the same tokenizer and as long a context.",
+        show_default="none",
+    ),
+]
+DraftWeights = Annotated[
+    str,
+    typer.Option(
+        help="How a CPU keeps its weights: auto (as --weights), fp32, bf16, int8 or int4."
     ),
 ]
 ServeGrpcPort = Annotated[

@@ -70,21 +70,28 @@ TlsFile = Annotated[
 Port = Annotated[int, typer.Option(help="Port for gRPC clients.", min=1, max=65535)]
 
 
-def configure(name: str, ray_address: str | None, values: dict[str, object]) -> "ServeConfig":
-    """Find the model's files and check every option before anything is started."""
+def configure(
+    name: str, ray_address: str | None, values: dict[str, object], draft: str | None = None
+) -> "ServeConfig":
+    """Find the files of the model, and of the one that guesses; check every option before anything
+    is started."""
     from blockyard.cluster.commands.progress import TerminalProgress
     from blockyard.cluster.config import LOOPBACK, ServeConfig
     from blockyard.workers.catalog import WITNESS_MODEL, ModelUnavailable, resolve_model
     from blockyard.workers.config import WorkerKind
     from blockyard.workers.description import ModelFilesError, describe_model
+    from blockyard.workers.draft_description import find_draft
 
+    kind = WorkerKind.WITNESS if name == WITNESS_MODEL else WorkerKind.MODEL
     try:
         with TerminalProgress() as progress:
             directory = resolve_model(name, None, progress)
-        public_name = directory.name if os.path.isdir(name) else name
+            model = describe_model(directory, directory.name if os.path.isdir(name) else name)
+            guesses = find_draft(draft, kind, model, progress) if draft is not None else None
         return ServeConfig(
-            model=describe_model(directory, public_name),
-            kind=WorkerKind.WITNESS if name == WITNESS_MODEL else WorkerKind.MODEL,
+            model=model,
+            kind=kind,
+            draft=guesses,
             # A cluster of our own is this machine alone, so its wires stay on loopback.
             wire_host=LOOPBACK if ray_address is None else None,
             **values,  # type: ignore[arg-type]  # checked by the options' own types

@@ -23,6 +23,12 @@
 {{- if and (hasPrefix "/" (default .name .id)) (eq $.Values.modelStorage.type "emptyDir") -}}
 {{- fail (printf "models: %s is a directory; set modelStorage.type to the claim that holds it" .name) -}}
 {{- end -}}
+{{- if and .draftModel (hasPrefix "/" .draftModel) (not (hasPrefix (printf "%s/" $.Values.modelStorage.mountPath) .draftModel)) -}}
+{{- fail (printf "models: %s has a draftModel at %s, which is not under modelStorage.mountPath (%s)" .name .draftModel $.Values.modelStorage.mountPath) -}}
+{{- end -}}
+{{- if and .draftModel (hasPrefix "/" .draftModel) (eq $.Values.modelStorage.type "emptyDir") -}}
+{{- fail (printf "models: %s has a directory as draftModel; set modelStorage.type to the claim that holds it" .name) -}}
+{{- end -}}
 {{- if kindIs "map" .groups -}}
 {{- if gt (int .groups.min) (int .groups.max) -}}
 {{- fail (printf "models: %s has groups from %v to %v; min must not be above max" .name .groups.min .groups.max) -}}
@@ -43,6 +49,15 @@
 {{- end -}}
 {{- if and (ne $settings.speculate "off") (gt (int $settings.pipelineDepth) 1) -}}
 {{- fail (printf "models: %s has speculate %s with pipelineDepth %v; guesses need a depth of 1" .name $settings.speculate $settings.pipelineDepth) -}}
+{{- end -}}
+{{- if and (eq $settings.speculate "draft") (not $settings.draftModel) -}}
+{{- fail (printf "models: %s has speculate draft and no draftModel; name one" .name) -}}
+{{- end -}}
+{{- if and (ne $settings.speculate "draft") (or $settings.draftModel $settings.draftWeights) -}}
+{{- fail (printf "models: %s has a draftModel or draftWeights with speculate %s; say speculate draft" .name $settings.speculate) -}}
+{{- end -}}
+{{- if and (eq .device "cuda") $settings.draftWeights (ne $settings.draftWeights "auto") -}}
+{{- fail (printf "models: %s has draftWeights %s, which is for CPUs, but it runs on a GPU" .name $settings.draftWeights) -}}
 {{- end -}}
 {{- if and (eq .device "cuda") .threads -}}
 {{- fail (printf "models: %s has threads, but it runs on a GPU" .name) -}}

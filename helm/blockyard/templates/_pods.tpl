@@ -49,12 +49,13 @@ spec:
   {{- end }}
   {{- if and .models (not $storage.readOnly) }}
   initContainers:
-    {{- range .models }}
-    {{- if not (hasPrefix "/" (include "blockyard.modelId" .)) }}
-    - name: fetch-{{ .name }}
+    {{- range $model := .models }}
+    {{- range $suffix, $id := dict "" (include "blockyard.modelId" $model) "-draft" (default "/" $model.draftModel) }}
+    {{- if not (hasPrefix "/" $id) }}
+    - name: fetch-{{ $model.name }}{{ $suffix }}
       image: {{ include "blockyard.image" $root }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-      command: [blockyard, model, fetch, {{ include "blockyard.modelId" . | quote }}]
+      command: [blockyard, model, fetch, {{ $id | quote }}]
       env:
         {{- include "blockyard.modelEnv" $root | nindent 8 }}
         {{- with $root.Values.extraEnv }}
@@ -71,6 +72,7 @@ spec:
         limits: {memory: 2Gi}
       volumeMounts:
         {{- include "blockyard.mounts" (dict "root" $root "models" true) | nindent 8 }}
+    {{- end }}
     {{- end }}
     {{- end }}
   {{- end }}
