@@ -33,6 +33,7 @@ from blockyard.scheduler.snapshot import RequestSnapshot
 __all__ = ["Engine"]
 
 logger = logging.getLogger(__name__)
+_LOST = "the workers of this group were lost; try again shortly"
 
 
 class Engine:
@@ -59,7 +60,7 @@ class Engine:
         self.deliver = deliver
         self._on_lost = on_lost
         self._on_change = on_change
-        self.succession = Succession(repair, self._note_change)
+        self.succession = Succession(repair, self.note_change)
         self._old_keys: tuple[bytes, ...] = ()
         self._clock = clock
         slots = scheduler.ledger().blocks.total * scheduler.config.block_size
@@ -101,7 +102,7 @@ class Engine:
         for listener in self._listeners:
             listener.submitted(spec)
         self._idle.clear()
-        self._note_change()
+        self.note_change()
         return max_tokens
 
     def resume(self, snapshot: RequestSnapshot) -> None:
@@ -115,7 +116,7 @@ class Engine:
         for listener in self._listeners:
             listener.resumed(snapshot)
         self._idle.clear()
-        self._note_change()
+        self.note_change()
 
     @property
     def num_under_way(self) -> int:
@@ -136,13 +137,13 @@ class Engine:
         for listener in self._listeners:
             listener.aborted(request_id, choice)
         self._note_idle()
-        self._note_change()
+        self.note_change()
         return aborted
 
     def start_drain(self) -> None:
         """Refuse newcomers from now on; what was admitted goes on to its end."""
         self.scheduler.start_drain()
-        self._note_change()
+        self.note_change()
 
     async def wait_idle(self) -> None:
         """Wait until no request is live, or none can be served any more."""
@@ -189,7 +190,7 @@ class Engine:
                 self._changed.clear()
                 if self.succession.wanted and not self._under_way:
                     self._take_over(self._group)  # its blocks are given up: nobody holds any
-                    self._group.on_change(self._note_change)  # none of its steps is known here
+                    self._group.on_change(self.note_change)  # none of its steps is known here
                     self._take_over(await self.succession.carry_out())
                     self.succession.taken()
                 if not await self.step():
@@ -218,7 +219,7 @@ class Engine:
         self.scheduler = restarted(self.scheduler, self._clock(), group.weight_version)
         self._group.on_change(self._take_acknowledged)
         self._last_progress = self._clock()
-        self._note_change()
+        self.note_change()
 
     async def step(self) -> bool:
         """Schedule as far ahead as may be, then let the oldest step end, and update.
@@ -267,22 +268,21 @@ class Engine:
             listener.stepped(updates)
         self.step_meter.ended(result, arrived, self._clock())
         self.step_log.ended(more=self.scheduler.has_work)
-        self._note_change()
+        self.note_change()
 
     def _before_request(self, spec: RequestSpec, begun: bool) -> None:
         if self._lost is not None:
-            raise RequestRefused(
-                RefusalCode.UNAVAILABLE, "the workers of this group were lost; try again shortly"
-            )
+            raise RequestRefused(RefusalCode.UNAVAILABLE, _LOST)
         self.adapters.check(spec.extras, begun)
         if not self.scheduler.has_work:
             self._last_progress = self._clock()
 
     def _take_acknowledged(self) -> None:
         self.scheduler.acknowledge(self._group.acknowledged_step)
-        self._note_change()
+        self.note_change()
 
-    def _note_change(self) -> None:
+    def note_change(self) -> None:
+        """Something has changed that a step may come of."""
         self._changed.set()
         self._on_change()
 

@@ -15,6 +15,7 @@ import time
 __all__ = [
     "HANDSHAKE_SECONDS",
     "HandshakeError",
+    "handshake_as_client",
     "handshake_as_server",
     "new_secret",
     "prove_as_client",
@@ -80,16 +81,39 @@ def handshake_as_server(peer: socket.socket, secret: bytes) -> None:
     nonce = secrets.token_bytes(_NONCE_BYTES)
     peer.settimeout(HANDSHAKE_SECONDS)
     peer.sendall(_GREETING + nonce)
+    answer = _receive(peer, _ANSWER_BYTES, deadline)
+    peer.sendall(_check_client(secret, nonce, answer))
+    peer.settimeout(None)
+
+
+def handshake_as_client(peer: socket.socket, secret: bytes, seconds: float) -> None:
+    """The client's half on a blocking socket, which is left with the time limit of its last read.
+
+    Raises:
+        HandshakeError: the peer does not know the secret, speaks otherwise, or hung up.
+        TimeoutError: it took longer than `seconds` over all.
+    """
+    deadline = time.monotonic() + seconds
+    if _receive(peer, len(_GREETING), deadline) != _GREETING:
+        raise HandshakeError("the peer does not speak this wire's version")
+    server_nonce = _receive(peer, _NONCE_BYTES, deadline)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    peer.sendall(nonce + _proof(secret, b"client", server_nonce, nonce))
+    proof = _receive(peer, _ANSWER_BYTES - _NONCE_BYTES, deadline)
+    if not hmac.compare_digest(proof, _proof(secret, b"server", nonce, server_nonce)):
+        raise HandshakeError("the peer does not know the secret")
+
+
+def _receive(peer: socket.socket, count: int, deadline: float) -> bytes:
     answer = b""
-    while len(answer) < _ANSWER_BYTES:
-        # A limit for each piece alone would let a peer that drips bytes hold the worker for long.
+    while len(answer) < count:
+        # A limit for each piece alone would let a peer that drips bytes take for ever.
         peer.settimeout(max(deadline - time.monotonic(), 0.001))
-        piece = peer.recv(_ANSWER_BYTES - len(answer))
+        piece = peer.recv(count - len(answer))
         if not piece:
             raise HandshakeError("the peer hung up during the handshake")
         answer += piece
-    peer.sendall(_check_client(secret, nonce, answer))
-    peer.settimeout(None)
+    return answer
 
 
 async def _read(reader: asyncio.StreamReader, count: int) -> bytes:

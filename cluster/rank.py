@@ -4,15 +4,15 @@ Only start-up and repair go this way; steps go over the wire. Knows no Ray.
 """
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from blockyard.cluster.moves.door_messages import RankDoor
 from blockyard.cluster.wire import Endpoint
 from blockyard.cluster.worker_host import WorkerHost
 from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.config import AllocatorMemory, Formation, WorkerConfig, WorkerProfile
-
-if TYPE_CHECKING:
-    from blockyard.workers.collectives import Communicator
+from blockyard.workers.group_end import SILENT, GroupEnd, SilentEnd
+from blockyard.workers.make_worker import make_group_end, make_worker
 
 __all__ = ["Rank", "RankDied", "RankHandle"]
 
@@ -42,20 +42,15 @@ class Rank:
 
     def __init__(self, host: str) -> None:
         self._address = host
-        self._communicator: Communicator | None = None
+        self._end: GroupEnd | None = None
         self._host: WorkerHost | None = None
         self._profile: WorkerProfile | None = None
 
     def load(self, config: WorkerConfig) -> WorkerProfile:
         """Load a model and measure; what was loaded before is dropped."""
-        # Imported here: the process that only starts ranks never needs torch.
-        from blockyard.workers.collectives import Communicator
-        from blockyard.workers.worker import make_worker
-
         self.close()
-        communicator = Communicator(config.rank, config.world_size)
-        self._communicator = communicator
-        self._host = WorkerHost(lambda: make_worker(config, None, communicator), config.rank)
+        end = self._end = make_group_end(config)
+        self._host = WorkerHost(lambda: make_worker(config, None, end), config.rank)
         self._profile = self._host.load()
         return self._profile
 
@@ -65,11 +60,15 @@ class Rank:
 
     def open_meeting(self, generation: int, machines: list[str]) -> Formation:
         """Prepare the place where ranks on these machines meet; rank 0 is asked."""
+        end = self._group_end()
+        if isinstance(end, SilentEnd):
+            return end.open(SILENT, generation, self._address)
+        # Not before it is needed: who only starts ranks, or a witness, has no use for torch.
         from blockyard.workers.collectives import choose_transport
 
         assert self._profile is not None, "load comes first"
         transport = choose_transport(self._profile.device, machines)
-        return self._group_end().open(transport, generation, self._address)
+        return end.open(transport, generation, self._address)
 
     def join(self, formation: Formation) -> None:
         """Meet the other ranks; returns when all are there."""
@@ -83,6 +82,11 @@ class Rank:
         """Wait for the engine; returns where."""
         return self._loaded().listen(self._address)
 
+    def open_door(self) -> tuple[Endpoint, RankDoor]:
+        """Where the engine has blocks moved to and from other groups; where those fetch them."""
+        door = self._loaded().open_door(self._address)
+        return door.control, door.door
+
     def load_adapter(self, adapter: AdapterDescription) -> str:
         """Have an adapter ready, beside the steps that run; why it cannot be, or nothing."""
         return self._loaded().load_adapter(adapter)
@@ -94,9 +98,11 @@ class Rank:
 
     def allocator_memory(self) -> AllocatorMemory | None:
         """What the device's allocator holds now; None on a CPU, and before the model is loaded."""
+        if self._profile is None or not self._profile.device.startswith("cuda"):
+            return None
         from blockyard.workers.memory import allocator_memory
 
-        return allocator_memory(self._profile.device) if self._profile is not None else None
+        return allocator_memory(self._profile.device)
 
     def process_id(self) -> int:
         """This rank's process id, for operators and fault tests."""
@@ -115,15 +121,15 @@ class Rank:
 
     def close(self) -> None:
         """End what was loaded."""
-        if self._communicator is not None:
-            self._communicator.abort()
+        if self._end is not None:
+            self._end.abort()
         if self._host is not None:
             self._host.close()
-        self._host = self._communicator = self._profile = None
+        self._host = self._end = self._profile = None
 
-    def _group_end(self) -> "Communicator":
-        assert self._communicator is not None, "load comes first"
-        return self._communicator
+    def _group_end(self) -> GroupEnd:
+        assert self._end is not None, "load comes first"
+        return self._end
 
     def _loaded(self) -> WorkerHost:
         assert self._host is not None, "load comes first"

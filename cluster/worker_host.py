@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from blockyard.cluster.blocking_wire import receive_frame
 from blockyard.cluster.handshake import handshake_as_server, new_secret
 from blockyard.cluster.messages import (
     Acknowledged,
@@ -20,9 +21,11 @@ from blockyard.cluster.messages import (
     ToWorker,
     WorkerFailed,
 )
-from blockyard.cluster.wire import MAX_FRAME_BYTES, Codec, Endpoint, WireError, tune
+from blockyard.cluster.moves.block_door import BlockDoor
+from blockyard.cluster.wire import Codec, Endpoint, tune
 from blockyard.workers.adapter_description import AdapterDescription, AdapterRefused
 from blockyard.workers.config import Executor, TakesAdapters, WorkerProfile
+from blockyard.workers.host_memory import HostMemory, SharesHostMemory
 
 __all__ = ["WorkerHost"]
 
@@ -43,6 +46,7 @@ class WorkerHost:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"rank-{rank}")
         self._executor: Executor | None = None
         self._sockets: list[socket.socket] = []
+        self._door: BlockDoor | None = None
         self._closed = threading.Event()
 
     def load(self) -> WorkerProfile:
@@ -55,7 +59,8 @@ class WorkerHost:
         return self._in_thread(work)
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Make the pools."""
+        """Make the pools; the door of those before is closed."""
+        self._close_door()
         self._in_thread(lambda: self._loaded().allocate(num_blocks, num_host_blocks))
 
     def load_adapter(self, adapter: AdapterDescription) -> str:
@@ -88,9 +93,16 @@ class WorkerHost:
         self._thread.submit(self._serve, listener, executor, secret)
         return Endpoint(host, port, secret)
 
+    def open_door(self, host: str) -> BlockDoor:
+        """Let the engine have blocks fetched from other groups, and given to them."""
+        self._close_door()
+        self._door = BlockDoor(self._host_memory, host)
+        return self._door
+
     def close(self) -> None:
         """Hang up; the thread ends after the step in flight."""
         self._closed.set()
+        self._close_door()
         for held in self._sockets:
             # shutdown() wakes whoever sleeps in accept() or recv(); close() would not.
             with contextlib.suppress(OSError):  # it may have ended already
@@ -101,6 +113,15 @@ class WorkerHost:
         """Wait for the thread, which ends after `close`; then nothing holds the executor."""
         self._thread.shutdown(wait=True)
         self._executor = None
+
+    def _host_memory(self) -> HostMemory | None:
+        executor = self._executor
+        return executor.host_memory() if isinstance(executor, SharesHostMemory) else None
+
+    def _close_door(self) -> None:
+        door, self._door = self._door, None
+        if door is not None:
+            door.close()
 
     def _loaded(self) -> Executor:
         if self._executor is None:
@@ -140,7 +161,7 @@ class WorkerHost:
         """Run plans until the engine hangs up, or until the first failure: then nobody knows what
         the device or the pool holds."""
         codec: Codec[ToWorker] = Codec(ToWorker)
-        while (payload := _receive_frame(engine)) is not None:
+        while (payload := receive_frame(engine)) is not None:
             plan = codec.decode(payload).plan
             try:
                 result = executor.execute(plan)
@@ -164,26 +185,3 @@ def _let_it_be_read(engine: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it took too long, or has reset the connection itself
         while engine.recv(65536):
             pass
-
-
-def _receive_frame(peer: socket.socket) -> bytes | None:
-    header = _receive_exactly(peer, 4)
-    if header is None:
-        return None
-    length = int.from_bytes(header, "big")
-    if length > MAX_FRAME_BYTES:
-        raise WireError(f"peer announced a frame of {length} bytes, over the limit")
-    return _receive_exactly(peer, length)
-
-
-def _receive_exactly(peer: socket.socket, count: int) -> bytes | None:
-    """Exactly `count` bytes, or None when the peer hung up."""
-    received = bytearray(count)
-    view = memoryview(received)
-    filled = 0
-    while filled < count:
-        piece = peer.recv_into(view[filled:])
-        if piece == 0:
-            return None
-        filled += piece
-    return bytes(received)

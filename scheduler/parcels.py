@@ -7,7 +7,7 @@ been swapped out here. What does not come is computed again. Each side's blocks 
 all the time. Knows no wires. Units: blocks, tokens.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from blockyard.scheduler.block_keys import PrefixExtras, pack_token_ids, root_key
@@ -31,7 +31,7 @@ class Parcel:
         digest: of those tokens and all else that decides their KV.
     """
 
-    key: bytes
+    key: bytes = field(repr=False)
     num_tokens: int
     block_size: int
     digest: bytes
