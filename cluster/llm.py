@@ -109,7 +109,7 @@ class LLM:
         )
         self._model, self._max_rank = description.name, max_adapter_rank
         # Imported here: the name of this class must not cost what torch costs.
-        from blockyard.workers.worker import make_worker
+        from blockyard.workers.make_worker import make_worker
 
         def make_again(model_dir: str) -> Executor:
             blocks = self._dispatcher.engine.ledger()

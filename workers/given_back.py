@@ -2,8 +2,7 @@
 
 import ctypes
 import gc
-
-import torch
+import sys
 
 __all__ = ["give_back_memory"]
 
@@ -11,7 +10,8 @@ __all__ = ["give_back_memory"]
 def give_back_memory() -> None:
     """Collect what only cycles hold, and return what allocators keep for later."""
     gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    torch = sys.modules.get("torch")  # who has not loaded it has nothing there
+    if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc; others have none
     if trim is not None:

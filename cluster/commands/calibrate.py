@@ -61,7 +61,7 @@ def calibrate(
     from blockyard.workers.catalog import ModelUnavailable, resolve_model
     from blockyard.workers.config import WorkerConfig
     from blockyard.workers.description import ModelFilesError, describe_model
-    from blockyard.workers.worker import make_worker
+    from blockyard.workers.make_worker import make_worker
 
     if not output.expanduser().parent.is_dir():
         raise fail(f"there is no folder for {output}", EXIT_MISUSED)

@@ -11,7 +11,8 @@ import torch
 from blockyard.scheduler.plan import Admission, StepPlan
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.config import WorkerConfig, WorkerKind
-from blockyard.workers.worker import ModelWorker, make_worker
+from blockyard.workers.make_worker import make_worker
+from blockyard.workers.worker import ModelWorker
 
 Greedy = Callable[[list[int], int], list[int]]
 
