@@ -29,10 +29,14 @@ class WaitReason(StrEnum):
     FENCE = "fence"
     BUDGET = "budget"
     PREFIX = "prefix"
+    TRANSIT = "transit"
+    """Its blocks are on their way from the group that it has left."""
     BEHIND_PARKED = "behind_parked"
     BEHIND_OTHERS = "behind_others"
     GROUP = "group"
     """No group has it: it is on its way to one, or waits for one to come up."""
+    ROOM = "room"
+    """Every group is full: it waits for the first that has room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ def explain(view: SchedulerView, request: Request) -> Explanation:
     """What one choice of a request that is served waits for."""
     if request.state is RequestState.RUNNING:
         return _explain_running(view, request)
+    if request.expects:
+        return _answer(view, request, WaitReason.TRANSIT, 0)
     owner = view.prefix_owners.get(request.request_id)
     if owner is not None:
         return _answer(view, request, WaitReason.PREFIX, 0, behind=owner)

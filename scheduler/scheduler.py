@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from blockyard.scheduler.batch import Batch
 from blockyard.scheduler.bookkeeping import ledger_of
 from blockyard.scheduler.commit import commit_step
-from blockyard.scheduler.config import SchedulerConfig, Speculation
+from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.deadline import DeadlineWatch, least_tokens
 from blockyard.scheduler.door import (
@@ -27,7 +27,7 @@ from blockyard.scheduler.draft import PlanDraft
 from blockyard.scheduler.endings import last_update
 from blockyard.scheduler.explain import Explanation, explain
 from blockyard.scheduler.guessed_rows import GuessedRows
-from blockyard.scheduler.guessing import Guesser, NgramGuesser
+from blockyard.scheduler.guessing import Guesser, guesser_for
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.packing import StepPacker
 from blockyard.scheduler.plan import StepPlan, StepResult
@@ -69,8 +69,8 @@ class Scheduler:
         self._batch = Batch(config, num_blocks, num_host_blocks, rates)
         self._roster = Roster(self._batch)
         self._guesses: GuessedRows | None = None
-        if guesser is None and config.speculate is Speculation.NGRAM:
-            guesser = NgramGuesser()
+        if guesser is None:
+            guesser = guesser_for(config.speculate)
         if guesser is not None:
             self._batch.one_by_one = True
             most = config.max_step_tokens
@@ -193,18 +193,18 @@ class Scheduler:
         if not self.may_plan:
             oldest = self._in_flight[0][0].step
             raise StepOrderError(f"step {oldest} is in flight; commit its result first")
-        draft = self._pack(now)
-        while not draft.num_rows:
+        draft, host = self._pack(now), self._batch.parking.host
+        while not draft.num_rows and not host.owes_parcels:
             waits = self._in_flight or self._batch.pool.num_fenced
             if waits or not give_way(self._batch):
-                self._stalled_steps += self.has_work and not waits
+                self._stalled_steps += self.has_work and not (waits or host.num_awaited)
                 return None
             draft = self._pack(now)
         if self._guesses is not None:
             self._guesses.add(draft)
         self._step = draft.step
         batch = self._batch
-        moves = batch.parking.host.take_moves(draft.step)
+        moves = host.take_moves(draft.step)
         plan = draft.seal(*batch.notices.take(), *moves)
         batch.num_recomputed += draft.num_recomputed
         self._in_flight.append((plan, draft))

@@ -27,6 +27,7 @@ from blockyard.scheduler.plan import (
 from blockyard.scheduler.sampling import TokenLogprobs
 from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.config import WorkerConfig, WorkerProfile
+from blockyard.workers.host_memory import HostMemory
 from blockyard.workers.witness_answers import likeliest, next_token
 from blockyard.workers.witness_slots import TOKEN_BITS, slot_entries
 from blockyard.workers.witness_tables import PlanRefused, WitnessRow, WitnessTables
@@ -82,6 +83,13 @@ class WitnessWorker:
         self._blocks = self._slots.reshape(num_blocks, block_size)
         self._host_blocks = np.full((num_host_blocks, block_size), _POISON, dtype=np.int64)
         self._tables = WitnessTables(num_blocks, num_host_blocks, block_size)
+
+    def host_memory(self) -> HostMemory | None:
+        """See `SharesHostMemory`."""
+        if not self._host_blocks.size:
+            return None
+        block_bytes = self._config.block_size * _BYTES_PER_SLOT
+        return HostMemory("witness", block_bytes, self._host_blocks.data.cast("B"))
 
     def load_adapter(self, adapter: AdapterDescription) -> None:
         """Know an adapter, of which the files are not looked at."""

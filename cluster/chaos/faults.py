@@ -1,10 +1,11 @@
-"""What can be made to go wrong. Values only. Units: seconds."""
+"""What can be made to go wrong, as values. Units: seconds."""
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
 
-__all__ = ["DEFAULT_SECONDS", "MAX_SECONDS", "Disturb", "Disturbed", "Fault"]
+__all__ = ["DEFAULT_SECONDS", "MAX_SECONDS", "Disturb", "Disturbed", "Fault", "disturbed"]
 
 DEFAULT_SECONDS = 2.0
 MAX_SECONDS = 600.0
@@ -48,3 +49,13 @@ class Disturbed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ticket: int
     done: str
     refused: str = ""
+
+
+def disturbed(asked: Disturb, disturb: Callable[[Disturb], str] | None) -> Disturbed:
+    """Have it go wrong by `disturb`; None: it is not allowed here."""
+    if disturb is None:
+        return Disturbed(asked.ticket, "", "this cluster was not started with faults allowed")
+    try:
+        return Disturbed(asked.ticket, disturb(asked))
+    except LookupError as error:
+        return Disturbed(asked.ticket, "", str(error.args[0]))
