@@ -7,7 +7,7 @@ served by plain torch. Does not know models or requests. Units: tokens and block
 `block_id * block_size + offset`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -29,6 +29,8 @@ __all__ = [
     "FusedStep",
     "HeadShape",
     "LayerKV",
+    "StaticDecode",
+    "StaticDecodeBackend",
     "TokenKernels",
 ]
 
@@ -155,6 +157,44 @@ class FusedStep(Protocol):
 
         Returns:
             The turned queries, `[tokens, heads, head_dim]`.
+        """
+        ...
+
+
+class StaticDecode(Protocol):
+    """Attention of steps of one token a request in memory that stays where it is.
+
+    What differs between two steps of as many rows and of equal `fill` is in that memory alone, so
+    that launches which were captured once can be replayed.
+    """
+
+    def fill(self, batch: AttentionBatch, rows: int) -> Hashable:
+        """Have `step(rows)` be that of `batch`, whose requests compute one token each.
+
+        Rows past the requests write to the null slot and attend to nothing. All is queued on the
+        device. Returns what, beside the number of rows, decides which kernels are launched.
+        """
+        ...
+
+    def step(self, rows: int) -> AttentionStep:
+        """The step last filled in, of so many rows."""
+        ...
+
+
+@runtime_checkable
+class StaticDecodeBackend(Protocol):
+    """An `AttentionBackend` whose decode steps can be captured in CUDA graphs."""
+
+    def static_refusal(self, shape: HeadShape) -> str | None:
+        """Why steps of layers of this shape cannot be; None when they can."""
+        ...
+
+    def static_decode(
+        self, most_rows: int, widest: int, block_size: int, null_slot: int
+    ) -> StaticDecode:
+        """Memory for steps of at most `most_rows` rows and `widest` blocks of a request.
+
+        Rows that only fill up a step write to `null_slot`, which no request reads.
         """
         ...
 

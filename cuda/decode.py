@@ -8,7 +8,6 @@ step that see the same positions, then launches up to three kernels a layer. The
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from blockyard.cuda.attention_arguments import (
@@ -20,12 +19,10 @@ from blockyard.cuda.attention_arguments import (
     set_output,
 )
 from blockyard.cuda.backend import AttentionForm, LayerKV
+from blockyard.cuda.decode_plans import DecodePlans, DecodeRows, HeadGroup, StepPlans
 from blockyard.cuda.launch import KernelLibrary, Launch, address
 from blockyard.cuda.prefill import tile_rows, tile_shared_bytes
-from blockyard.cuda.shared_prefix import PrefixPlan, find_shared_prefixes, plan_prefixes
 from blockyard.cuda.sources import Build
-from blockyard.cuda.upload import Upload
-from blockyard.cuda.work_list import WorkList, plan_decode
 
 __all__ = [
     "MOST_SHARING",
@@ -45,25 +42,6 @@ _SHARED_BYTES = 100 << 10
 """What a thread block may take so that two of them fit on a multiprocessor."""
 
 _MOST_STAGES = 6
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """The requests of a step that compute one token.
-
-    Attributes:
-        lengths: `[requests]`, tokens in the cache; on the host.
-        tokens: `[requests]`, index of each one's token in the step; on the host.
-        block_tables: int32 `[requests, widest]` on the device.
-        block_size: token slots in a block.
-        host_tables: `block_tables` on the host, to find what requests share; None means not to.
-    """
-
-    lengths: npt.NDArray[np.int32]
-    tokens: npt.NDArray[np.int32]
-    block_tables: torch.Tensor
-    block_size: int
-    host_tables: npt.NDArray[np.int32] | None = None
 
 
 def decode_build(
@@ -127,16 +105,20 @@ class DecodeAttention:
         rows: whose tokens.
         slots: thread blocks that run at once.
         device: of all tensors.
+        plans: how the work is shared out; None means anew for this step.
     """
 
     def __init__(
-        self, library: KernelLibrary, rows: DecodeRows, slots: int, device: torch.device
+        self,
+        library: KernelLibrary,
+        rows: DecodeRows,
+        slots: int,
+        device: torch.device,
+        plans: DecodePlans | None = None,
     ) -> None:
         self._library = library
         self._rows = rows
-        self._slots = slots
-        self._device = device
-        self._plans: dict[tuple[int, int | None], _UploadedPlan] = {}
+        self._plans = plans or StepPlans(rows, slots, device)
         self._launches: dict[tuple[object, ...], _Launches] = {}
 
     def attend(
@@ -172,7 +154,9 @@ class DecodeAttention:
             self._rows.block_size,
             form.soft_cap is not None,
         )
-        plan = self._plan(kv_heads, form.window, sharing, head_dim)
+        plan = self._plans.plan(
+            HeadGroup(kv_heads, form.window, sharing, head_dim, tile_rows(head_dim))
+        )
 
         def launch(
             of: Build, name: str, grid: int, block: int, shared_bytes: int, *arrays: str
@@ -180,7 +164,7 @@ class DecodeAttention:
             kernel = self._library.kernel(of, name)
             arguments = np.zeros(1, kernel.arguments)
             for array in arrays:
-                arguments[array] = plan.upload[array]
+                arguments[array] = plan.arrays[array]
             arguments["partial_output"] = address(plan.partial_output)
             arguments["partial_lse"] = address(plan.partial_lse)
             return Launch(kernel, grid, block, arguments, shared_bytes)
@@ -189,52 +173,30 @@ class DecodeAttention:
         decode = launch(
             build,
             "decode_attention",
-            plan.num_items,
+            plan.grid,
             _THREADS,
             decode_shared_bytes(build),
             *("work", "partials", "num_work", "tokens"),
         )
-        if plan.num_prefix_items:
+        if plan.prefix_grid:
             prefix = launch(
                 cascade_build(build),
                 "attend_shared_prefix",
-                plan.num_prefix_items,
+                plan.prefix_grid,
                 _THREADS,
                 tile_shared_bytes(head_dim, kv.blocks.dtype),
-                *("prefix_work", "ranges", "first_members", "members", "tokens", "first"),
+                *("prefix_work", "num_prefix_work", "ranges", "first_members", "members"),
+                *("tokens", "first"),
             )
             prefix.arguments["kv_heads"] = kv_heads
         for each in (decode, *((prefix,) if prefix else ())):
             each.arguments["block_tables"] = address(self._rows.block_tables)
             each.arguments["table_stride"] = self._rows.block_tables.stride(0)
-        if plan.num_partials:
+        if plan.merges:
             grid = len(self._rows.lengths) * heads
             merge = launch(build, "merge_partials", grid, head_dim, 0, "first", "count", "tokens")
             merge.arguments["heads"] = heads
         return _Launches(prefix, decode, merge)
-
-    def _plan(
-        self, kv_heads: int, window: int | None, sharing: int, head_dim: int
-    ) -> "_UploadedPlan":
-        found = self._plans.get((kv_heads, window))
-        if found is not None:
-            return found
-        rows = self._rows
-        prefixes: PrefixPlan | None = None
-        starts = reserved = None
-        if window is not None:
-            starts = np.maximum(rows.lengths - window, 0)
-        elif rows.host_tables is not None:
-            groups = find_shared_prefixes(rows.host_tables, rows.lengths, rows.block_size)
-            if groups:
-                prefixes = plan_prefixes(
-                    groups, len(rows.lengths), kv_heads, sharing, tile_rows(head_dim), self._slots
-                )
-                starts, reserved = prefixes.starts, prefixes.pieces
-        work = plan_decode(rows.lengths, kv_heads, self._slots, starts, reserved)
-        found = _UploadedPlan(work, prefixes, rows.tokens, sharing, head_dim, self._device)
-        self._plans[kv_heads, window] = found
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,37 +206,3 @@ class _Launches:
     prefix: Launch | None
     decode: Launch
     merge: Launch | None
-
-
-class _UploadedPlan:
-    """A work list on the device, and room for its partial results."""
-
-    def __init__(
-        self,
-        plan: WorkList,
-        prefixes: PrefixPlan | None,
-        tokens: npt.NDArray[np.int32],
-        sharing: int,
-        head_dim: int,
-        device: torch.device,
-    ) -> None:
-        self.num_items = len(plan.work)
-        self.num_partials = plan.num_partials
-        self.num_prefix_items = 0 if prefixes is None else len(prefixes.work)
-        arrays = {
-            "work": plan.work,
-            "partials": plan.partials,
-            "first": plan.first,
-            "count": plan.count,
-            "tokens": tokens,
-            "num_work": np.array([self.num_items], dtype=np.int32),
-        }
-        if prefixes is not None:
-            arrays["prefix_work"] = prefixes.work
-            arrays["ranges"] = prefixes.ranges
-            arrays["first_members"] = prefixes.first_members
-            arrays["members"] = prefixes.members
-        self.upload = Upload(device, **arrays)
-        shape = (self.num_partials, sharing)
-        self.partial_output = torch.empty(*shape, head_dim, dtype=torch.float32, device=device)
-        self.partial_lse = torch.empty(*shape, dtype=torch.float32, device=device)

@@ -17,6 +17,7 @@ from blockyard.cuda.backend import (
     FusedLayers,
     HeadShape,
     LayerKV,
+    StaticDecode,
     TokenKernels,
 )
 from blockyard.cuda.block_copy import BlockMover
@@ -27,6 +28,7 @@ from blockyard.cuda.logprobs import ScoredTokens, score_tokens
 from blockyard.cuda.penalties import RowPenalties, penalise
 from blockyard.cuda.prefill import PrefillAttention, PrefillRows
 from blockyard.cuda.sampling import ChosenTokens, RowSampling, choose_tokens
+from blockyard.cuda.static_decode import KernelStaticDecode
 
 __all__ = ["KernelBackend", "KernelStep"]
 
@@ -85,6 +87,21 @@ class KernelBackend:
     def begin(self, batch: AttentionBatch) -> "KernelStep":
         """Sort the step's requests by kernel."""
         return KernelStep(self._library, batch, self._device, self._slots)
+
+    def static_refusal(self, shape: HeadShape) -> str | None:
+        """See `StaticDecodeBackend`."""
+        sharing = shape.heads // shape.kv_heads
+        if sharing > MOST_SHARING:
+            return f"{sharing} query heads share a KV head; the decode kernel takes {MOST_SHARING}"
+        return None
+
+    def static_decode(
+        self, most_rows: int, widest: int, block_size: int, null_slot: int
+    ) -> StaticDecode:
+        """See `StaticDecodeBackend`."""
+        return KernelStaticDecode(
+            self._library, self._slots, self._device, most_rows, widest, block_size, null_slot
+        )
 
 
 class _Tokens:

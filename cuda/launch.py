@@ -115,7 +115,11 @@ class GpuKernel:
     def __call__(
         self, grid: int, block: int, arguments: npt.NDArray[np.void], shared_bytes: int = 0
     ) -> None:
-        """Launch on torch's current stream; see `Kernel`."""
+        """Launch on torch's current stream; see `Kernel`.
+
+        Asked for at every launch: while torch captures a CUDA graph, its current stream is the
+        capturing one, and a launch on any other would be left out of the graph, or end it.
+        """
         self._function(
             (grid,),
             (block,),

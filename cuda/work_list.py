@@ -51,6 +51,7 @@ def plan_decode(
     slots: int,
     starts: npt.NDArray[np.integer] | None = None,
     reserved: npt.NDArray[np.integer] | None = None,
+    most_items: int | None = None,
 ) -> WorkList:
     """Cut requests into pieces of about equal time.
 
@@ -61,13 +62,15 @@ def plan_decode(
         starts: `[requests]`, the first position that is seen; None means 0.
         reserved: `[requests]`, partial results of each KV head that others make, and that come
             before those planned here; None means none.
+        most_items: items that there may be, at least one for each request and KV head and one more
+            for each slot; None means as many as are best.
     """
     ends = lengths.astype(np.int64)
     begins = np.zeros_like(ends) if starts is None else np.minimum(starts.astype(np.int64), ends)
     # Pieces begin at multiples of a tile, so that no tile is read by two.
     aligned = begins // TILE_TOKENS * TILE_TOKENS
     tiles = -(-(ends - aligned) // TILE_TOKENS)
-    most_tiles = _piece_tiles(tiles, kv_heads, slots)
+    most_tiles = _piece_tiles(tiles, kv_heads, slots, most_items)
     pieces = np.maximum(-(-tiles // most_tiles), 1)
     piece_tokens = -(-tiles // pieces) * TILE_TOKENS
     pieces = np.maximum(-(-tiles * TILE_TOKENS // np.maximum(piece_tokens, 1)), 1)
@@ -98,7 +101,7 @@ def plan_decode(
     )
 
 
-def _piece_tiles(tiles: Int64, kv_heads: int, slots: int) -> int:
+def _piece_tiles(tiles: Int64, kv_heads: int, slots: int, most_items: int | None) -> int:
     """Tiles of the longest piece that lets the step end soonest."""
     total, longest = int(tiles.sum()), int(tiles.max(initial=1))
     least = _LEAST_PIECE_TOKENS // TILE_TOKENS
@@ -110,6 +113,11 @@ def _piece_tiles(tiles: Int64, kv_heads: int, slots: int) -> int:
         np.clip(np.ceil(np.append(shares, [*doubling, longest])), least, longest)
     )
     pieces = np.ceil(tiles[None, :] / candidates[:, None]).sum(axis=1) * kv_heads
+    if most_items is not None:
+        # Rows without a tile are an item too.
+        fits = pieces + kv_heads * np.count_nonzero(tiles == 0) <= most_items
+        fits[-1] = True  # whole requests, which always fit
+        candidates, pieces = candidates[fits], pieces[fits]
     overhead = _PIECE_OVERHEAD_TOKENS / TILE_TOKENS
     rounds = np.ceil(pieces / slots)
     ends_at = np.maximum(

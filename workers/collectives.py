@@ -32,6 +32,10 @@ def choose_transport(device: str, hosts: list[str]) -> str:
 class Communicator:
     """One rank's end of its group.
 
+    Attributes:
+        rank, size: see below.
+        generation: of the group that it joined last; 0 before the first.
+
     Args:
         rank, size: its place among how many.
     """
@@ -41,6 +45,7 @@ class Communicator:
             raise ValueError(f"rank is {rank}; it must be at least 0 and below {size}")
         self.rank = rank
         self.size = size
+        self.generation = 0
         self._opened: Transport | None = None
         self._transport: Transport | None = None
 
@@ -84,6 +89,7 @@ class Communicator:
             self.leave()
             raise
         self._transport, self._opened = self._opened, None
+        self.generation = formation.generation
 
     def leave(self) -> None:
         """Stand alone from now on. Safe to call again."""

@@ -30,6 +30,8 @@ class KVCache(KVLayers):
     is page-locked when the device is a GPU, and else taken by the system page by page when used.
 
     Attributes:
+        num_blocks: blocks that requests may have; `pool` has one more where there is a null block.
+        null_block: the one after them, where there is one.
         host_blocks: what `blocks` is, for the host's blocks.
         host_pool: what `pool` is, for them: uint8 `[blocks, block_bytes]`.
         beside: keys and values of the draft model in the same blocks; None without one.
@@ -38,6 +40,8 @@ class KVCache(KVLayers):
         geometry: shape of a block.
         num_blocks, num_host_blocks: how many on either side.
         device: the one side.
+        null_block: whether there is one more block, `null_block`, that no request has: what rows
+            write that only fill up a step goes there.
         mover: makes what moves blocks of both tensors, or None for torch's copies; see
             `AttentionBackend.mover`.
     """
@@ -49,12 +53,15 @@ class KVCache(KVLayers):
         device: torch.device,
         num_host_blocks: int = 0,
         mover: Callable[[torch.Tensor, torch.Tensor], BlockMoves | None] = _no_mover,
+        *,
+        null_block: bool = False,
     ) -> None:
         if num_blocks < 1:
             raise ValueError(f"the pool has {num_blocks} blocks; it needs at least 1")
         if num_host_blocks < 0:
             raise ValueError(f"the host pool has {num_host_blocks} blocks; 0 means none")
-        super().__init__(geometry, _empty_pool(geometry, num_blocks, device))
+        self.num_blocks = self.null_block = num_blocks
+        super().__init__(geometry, _empty_pool(geometry, num_blocks + null_block, device))
         self.host_pool = _empty_pool(geometry, num_host_blocks, torch.device("cpu"))
         self.host_blocks = geometry.numbers(self.host_pool)
         self.beside = KVLayers.beside_of(geometry, self.pool)
@@ -62,11 +69,6 @@ class KVCache(KVLayers):
             unlock = _lock_pages(self.host_pool)
             weakref.finalize(self, unlock)
         self._mover = mover(self.pool, self.host_pool)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in the pool."""
-        return self.blocks.shape[0]
 
     @property
     def num_host_blocks(self) -> int:

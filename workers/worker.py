@@ -6,7 +6,6 @@ Units: tokens, blocks, bytes, seconds.
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,23 +21,27 @@ from blockyard.workers.backend_choice import choose_backend
 from blockyard.workers.backends import resolve_device
 from blockyard.workers.batch import BatchBuilder, FlatBatch
 from blockyard.workers.collectives import Communicator
-from blockyard.workers.config import Executor, WorkerConfig, WorkerKind, WorkerProfile
-from blockyard.workers.description import describe_model
+from blockyard.workers.config import WorkerConfig, WorkerProfile
+from blockyard.workers.draft_loading import draft_config, load_draft
+from blockyard.workers.draft_model import DraftModel
 from blockyard.workers.grammar import grammars_of, prepare_masks
+from blockyard.workers.graph_setup import GraphSetup
+from blockyard.workers.graphs import DecodeGraphs, NewCapturer
 from blockyard.workers.guesses import reached, rules_ahead
+from blockyard.workers.host_memory import HostMemory, host_memory_of
 from blockyard.workers.kv_cache import KVCache
-from blockyard.workers.kv_dtype import resolve_kv_dtype
+from blockyard.workers.kv_dtype import geometry_of
 from blockyard.workers.kv_layers import KVGeometry
 from blockyard.workers.kv_scales import settle_head_scales
-from blockyard.workers.memory import count_blocks, count_host_blocks, measure_peak
 from blockyard.workers.model import DecoderModel
-from blockyard.workers.profiling import largest_batch, measure_link, measure_prefill
 from blockyard.workers.progress import ProgressReporter, SilentProgress
 from blockyard.workers.prompt_scores import score_prompts
+from blockyard.workers.room import measure_rank
 from blockyard.workers.sampler import grammars_ahead, sample
 
-__all__ = ["ModelWorker", "make_worker"]
+__all__ = ["ModelWorker"]
 
+_NOTHING = StepResult(0, ())
 _NO_FINITE_SCORE = "no token can be chosen: the model gave scores that are no numbers"
 
 
@@ -50,6 +53,7 @@ class ModelWorker:
         progress: told of the load.
         communicator: this rank's end of its group, joined by others before the first step; None
             makes one, for a rank that is alone.
+        new_capturer: makes what captures CUDA graphs; None means the device's own, if it has one.
 
     Raises:
         ValueError: a device that this machine lacks.
@@ -60,16 +64,21 @@ class ModelWorker:
         config: WorkerConfig,
         progress: ProgressReporter | None = None,
         communicator: Communicator | None = None,
+        new_capturer: NewCapturer | None = None,
     ) -> None:
         self._config = config
+        self._new_capturer = new_capturer
         self._communicator = communicator or Communicator(config.rank, config.world_size)
         self._progress = progress if progress is not None else SilentProgress()
         self._device = resolve_device(config.device)
         self._backend: AttentionBackend = ReferenceBackend()
         self._model: DecoderModel | None = None
+        self._draft: DraftModel | None = None
         self._cache: KVCache | None = None
         self._batches: BatchBuilder | None = None
         self._adapters: AdapterBank | None = None
+        self._setup: GraphSetup | None = None
+        self._graphs: DecodeGraphs | None = None
 
     def load(self) -> WorkerProfile:
         """Load the model and measure what is left for blocks; see `Executor`.
@@ -81,62 +90,52 @@ class ModelWorker:
         # Imported here, because transformers takes seconds and the witness never needs it.
         from blockyard.workers.loader import load_model
 
-        config = self._config
+        config, progress, communicator = self._config, self._progress, self._communicator
         torch.set_num_threads(self._threads)
-        return self.adopt(
-            load_model(
-                Path(config.model_dir),
-                self._device,
-                config.dtype,
-                config.max_context_tokens,
-                self._progress,
-                self._communicator,
-            )
-        )
+        folder, context = Path(config.model_dir), config.max_context_tokens
+        model = load_model(folder, self._device, config.dtype, context, progress, communicator)
+        if config.draft_dir is None:
+            return self.adopt(model)
+        own = self._device, self._threads, progress, communicator
+        return self.adopt(model, load_draft(config, model.vocab_size, *own))
 
-    def adopt(self, model: DecoderModel) -> WorkerProfile:
-        """Take a model that is on the device already, and measure what is left for blocks.
+    def adopt(self, model: DecoderModel, draft: DraftModel | None = None) -> WorkerProfile:
+        """Take models that are on the device already, and measure what is left for blocks.
 
         Raises:
             UnsupportedModel, NoRoom: see `load`.
         """
         config = self._config
-        self._model = model
+        self._model, self._draft = model, draft
         geometry = self._geometry(model)
         self._backend = choose_backend(config, model, geometry, self._threads)
         self._adapters = self._make_bank(model)
-        self._progress.stage("measuring steps", None)
-        activation_bytes = 0
-        if config.num_blocks is not None:
-            blocks = config.num_blocks
-        else:
-            activation_bytes = self._measure_peak(model, geometry)
-            beside = activation_bytes + self._adapters.most_bytes
-            blocks = count_blocks(config, geometry.block_bytes, beside, self._device)
-        host_blocks = count_host_blocks(config, geometry.block_bytes, blocks, self._device)
-        return WorkerProfile(
-            max_blocks=blocks,
-            block_bytes=geometry.block_bytes,
-            weight_bytes=model.weight_bytes,
-            activation_bytes=activation_bytes,
-            device=str(self._device),
-            dtype=str(model.dtype).removeprefix("torch."),
-            max_host_blocks=host_blocks,
-            prefill_tokens_per_second=self._measure_prefill(model, geometry),
-            link_bytes_per_second=(
-                measure_link(geometry, min(blocks, host_blocks), self._device)
-                if host_blocks
-                else 0.0
-            ),
+        self._graphs = None
+        self._setup = GraphSetup(
+            config, model, self._backend, geometry, self._communicator, self._new_capturer
         )
+        self._progress.stage("measuring steps", None)
+        profile = measure_rank(
+            config, model, geometry, self._run, self._setup, self._adapters.most_bytes
+        )
+        draft_bytes = draft.model.weight_bytes if draft is not None else 0
+        return replace(profile, weight_bytes=profile.weight_bytes + draft_bytes)
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Make the pools; see `Executor`."""
-        model = self._loaded()
-        self._cache = None  # its memory is needed
+        model, setup = self._loaded(), self._setup
+        self._cache = self._graphs = None  # their memory is needed
+        assert setup is not None, "it comes with the model"
         self._cache = KVCache(
-            self._geometry(model), num_blocks, self._device, num_host_blocks, self._backend.mover
+            self._geometry(model),
+            num_blocks,
+            self._device,
+            num_host_blocks,
+            self._backend.mover,
+            null_block=setup.refusal is None,
         )
+        with torch.inference_mode():
+            self._graphs = setup.make(self._cache)
         self._batches = BatchBuilder(
             num_blocks,
             self._config.block_size,
@@ -144,6 +143,7 @@ class ModelWorker:
             self._device,
             grammars_of(Path(self._config.model_dir), model.vocab_size),
             self._communicator,
+            drafts=self._draft is not None,
         )
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -158,17 +158,23 @@ class ModelWorker:
         if not self._communicator.joined:
             raise RuntimeError("a plan came before the ranks met; have them join a group first")
         settle_head_scales(self._cache, self._loaded(), self._config)
+        if self._draft is not None and self._cache.beside is not None:
+            settle_head_scales(self._cache.beside, self._draft.model, draft_config(self._config))
         began = time.perf_counter()
         batch = self._batches.apply(plan)
         copy_seconds = self._cache.move(plan.swap_outs, plan.copies, plan.swap_ins)
         result = StepResult(plan.step, (), copy_seconds=copy_seconds)
         if batch is not None:
             with torch.inference_mode():
-                result = self._compute(self._loaded(), self._cache, batch, result)
+                batch, result = self._run(self._loaded(), self._cache, batch, result)
             if not self._communicator.rank:
                 self._batches.note_sampled(batch, result.token_ids)
         seconds = time.perf_counter() - began
         return replace(result, compute_seconds=seconds - copy_seconds)
+
+    def host_memory(self) -> HostMemory | None:
+        """See `SharesHostMemory`."""
+        return host_memory_of(self._cache, self._config)
 
     def load_adapter(self, adapter: AdapterDescription) -> None:
         """Have an adapter ready for steps to come; see `Executor`.
@@ -182,21 +188,37 @@ class ModelWorker:
         """Forget an adapter; see `Executor`."""
         self._bank().drop(adapter_id)
 
+    def _run(
+        self, model: DecoderModel, cache: KVCache, batch: FlatBatch, result: StepResult = _NOTHING
+    ) -> tuple[FlatBatch, StepResult]:
+        """Make guesses, run the model and sample; the batch with guesses, and what came out."""
+        if not self._communicator.rank:
+            for known in batch.rule_tokens:
+                known.rules.record(known.position, known.token_ids)
+        draft, layers = self._draft, cache.beside
+        if draft is None or layers is None:
+            return batch, self._compute(model, cache, batch, result)
+        batch = draft.guess(layers, batch)
+        result = self._compute(model, cache, batch, result)
+        draft.confirm(layers, batch, result.token_ids)
+        guesses = tuple(token for row in batch.guessed for token in row.token_ids)
+        return batch, replace(result, guesses=guesses)
+
     def _compute(
         self, model: DecoderModel, cache: KVCache, batch: FlatBatch, result: StepResult
     ) -> StepResult:
         """Run the model and sample; `result` with what came out."""
         rows = batch.sample_rows
         if not self._communicator.rank:
-            for known in batch.rule_tokens:
-                known.rules.record(known.position, known.token_ids)
             rows = rules_ahead(rows, batch.guessed)
             prepare_masks(grammars_ahead(rows, model.vocab_size, self._device))
-        attention = CachedAttention(cache, self._backend.begin(batch.attention))
-        adapted = self._bank().rows(batch.adapters, batch.attention.counts)
-        logits = model.forward(
-            batch.input_ids, batch.positions, batch.sample_tokens, attention, adapted
-        )
+        logits = self._graphs.run(batch) if self._graphs is not None else None
+        if logits is None:
+            attention = CachedAttention(cache, self._backend.begin(batch.attention))
+            adapted = self._bank().rows(batch.adapters, batch.attention.counts)
+            logits = model.forward(
+                batch.input_ids, batch.positions, batch.sample_tokens, attention, adapted
+            )
         if self._communicator.rank:
             return result  # rank 0 alone has all logits
         computed = time.perf_counter()
@@ -220,35 +242,9 @@ class ModelWorker:
             sample_seconds=time.perf_counter() - computed,
         )
 
-    def _measure_peak(self, model: DecoderModel, geometry: KVGeometry) -> int:
-        """Peak bytes of the largest step, run on a pool of one block that all requests share."""
-        batch = largest_batch(self._config, model.vocab_size, self._device)
-        run = self._runner(model, geometry)
-        return measure_peak(lambda: run(batch), self._device)
-
-    def _measure_prefill(self, model: DecoderModel, geometry: KVGeometry) -> float:
-        return measure_prefill(self._config, self._device, self._runner(model, geometry))
-
-    def _runner(self, model: DecoderModel, geometry: KVGeometry) -> Callable[[FlatBatch], None]:
-        """Runs batches on a cleared pool of one block."""
-        cache = KVCache(geometry, 1, self._device)
-        cache.clear()
-
-        def run(batch: FlatBatch) -> None:
-            with torch.inference_mode():
-                self._compute(model, cache, batch, StepResult(0, ()))
-
-        return run
-
     def _geometry(self, model: DecoderModel) -> KVGeometry:
-        shape = model.attention
-        return KVGeometry(
-            layers=shape.layers,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            block_size=self._config.block_size,
-            dtype=resolve_kv_dtype(self._config, model.dtype, self._device),
-        )
+        beside = self._draft.geometry if self._draft is not None else None
+        return geometry_of(self._config, model.attention, model.dtype, self._device, beside)
 
     @property
     def _threads(self) -> int:
@@ -277,17 +273,3 @@ class ModelWorker:
         if self._model is None:
             raise RuntimeError("the model is not loaded; call load first")
         return self._model
-
-
-def make_worker(
-    config: WorkerConfig,
-    progress: ProgressReporter | None = None,
-    communicator: Communicator | None = None,
-) -> Executor:
-    """The worker that `config.kind` asks for; a witness has nothing to say to other ranks."""
-    if config.kind is WorkerKind.WITNESS:
-        from blockyard.workers.fake import WitnessWorker
-
-        description = describe_model(config.model_dir, name=Path(config.model_dir).name)
-        return WitnessWorker(config, description.vocab_size)
-    return ModelWorker(config, progress, communicator)

@@ -3,7 +3,8 @@
 // Rows are the query heads of the group's members: row r is member r / GROUP, head r % GROUP of the
 // KV head. Each sees the whole prefix, so nothing is masked but its end. Results are partial ones;
 // the decode kernel adds those of each member's own positions, and merge_partials puts them
-// together. Compile-time: GROUP, and those of tile.cuh.
+// together. Safe in a captured graph: how much work there is is read from device memory.
+// Compile-time: GROUP, and those of tile.cuh.
 #include "tile.cuh"
 
 using namespace by;
@@ -14,6 +15,7 @@ struct CascadeArguments {
   const uint8_t* values;
   const int* block_tables;    // [requests][table_stride]
   const int4* prefix_work;    // {group, KV head, first row, piece}
+  const int* num_prefix_work; // [1]
   const int2* ranges;         // [work] {first position, position past the last}
   const int* first_members;   // [groups + 1] where a group's members begin
   const int* members;         // requests, group after group
@@ -39,6 +41,7 @@ constexpr int kGroup = GROUP;
 extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
 attend_shared_prefix(const __grid_constant__ CascadeArguments a) {
   BY_SHARED(shared);
+  if (static_cast<int>(blockIdx.x) >= *a.num_prefix_work) return;
   const int warp = threadIdx.x >> 5, g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
   TileResult result;
   {

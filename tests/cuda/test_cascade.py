@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from blockyard.cuda import decode
+from blockyard.cuda import decode_plans
 from blockyard.cuda.backend import AttentionForm
 from blockyard.cuda.decode import DecodeAttention, DecodeRows
 from blockyard.cuda.emulator.build import EmulatedLibrary, Schedule
@@ -91,7 +91,7 @@ def test_random_steps(
         found[:] = find_shared_prefixes(tables, lengths, block_size, least_saving_tokens=64)
         return found
 
-    monkeypatch.setattr(decode, "find_shared_prefixes", find)
+    monkeypatch.setattr(decode_plans, "find_shared_prefixes", find)
     sinks = torch.linspace(-2, 3, 2 * sharing)
     steps = [
         ([200, 161, 300, 5, 176], 10, AttentionForm(dim**-0.5)),  # the last has no own block
