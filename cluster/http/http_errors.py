@@ -25,6 +25,7 @@ _NAMES = (
     (re.compile(r"^sampling\.structure\.(json_schema|json_object)$"), "response_format"),
     (re.compile(r"^sampling\.structure"), "structured_outputs"),
     (re.compile(r"^sampling\.(include_stop)$"), "include_stop_str_in_output"),
+    (re.compile(r"^sampling\.(beam_width)$"), "use_beam_search"),
     (re.compile(r"^sampling\."), ""),
     (re.compile(r"^tokens\.ids"), "prompt"),
     (re.compile(r"^token_ids"), "tokens"),

@@ -42,12 +42,14 @@ def check_beams(sampling: pb.SamplingParameters) -> None:
     if not searches(sampling):
         if sampling.early_stopping or sampling.length_penalty not in (0.0, 1.0):
             name = "early_stopping" if sampling.early_stopping else "length_penalty"
-            raise invalid(f"sampling.{name}", "is for a search; give a beam_width of 2 or more")
+            raise invalid(f"sampling.{name}", "is for a beam search of 2 or more beams")
         return
     if sampling.n > sampling.beam_width:
-        raise invalid("sampling.n", f"is {sampling.n}, above beam_width ({sampling.beam_width})")
+        raise invalid(
+            "sampling.n", f"is {sampling.n}, but only {sampling.beam_width} beams are followed"
+        )
     for name in _against(sampling):
-        raise invalid(f"sampling.{name}", "does not go with beam_width; leave it out")
+        raise invalid(f"sampling.{name}", "does not go with a beam search; leave it out")
 
 
 def search_sampling(

@@ -182,6 +182,11 @@ async def test_a_search_in_http_needs_to_know_its_width(rig: Any, refused: Any) 
     with pytest.raises(refused) as refusal:
         await rig.ask("http-whole", "x", use_beam_search=True, max_tokens=4)
     assert refusal.value.field == "use_beam_search"
+    for wrong in ({"best_of": 17}, {"best_of": 16, "stop_token_ids": list(range(60))}):
+        with pytest.raises(refused) as refusal:
+            await rig.ask("http-whole", "x", use_beam_search=True, max_tokens=4, **wrong)
+        assert refusal.value.field == "use_beam_search"
+        assert "beam_width" not in refusal.value.message
     chat = await rig.web.post(
         "/v1/chat/completions",
         json={
