@@ -42,6 +42,7 @@ class ObservedRequest:
             "request_id": spec.request_id,
             "tenant": spec.tenant or None,
             "model": model,
+            "adapter": spec.extras.adapter_id or None,
             "prompt_tokens": len(spec.prompt_token_ids),
         }
         self.span.set(**{name: value for name, value in self.told.items() if value is not None})

@@ -8,10 +8,13 @@ import pytest
 from blockyard.cluster.request.api_error import ApiError
 from blockyard.cluster.request.caller import Caller
 from blockyard.cluster.request.generation import GenerationService
-from blockyard.cluster.request.observer import RequestObserver
+from blockyard.cluster.request.observer import ObservedRequest, RequestObserver
 from blockyard.cluster.tokenizer import ModelTokenizer
+from blockyard.cluster.tracing import NO_TRACER
 from blockyard.protos import generation_pb2 as pb
-from blockyard.scheduler.request import FinishReason, RefusalCode, RequestRefused
+from blockyard.scheduler.block_keys import PrefixExtras
+from blockyard.scheduler.request import FinishReason, RefusalCode, RequestRefused, RequestSpec
+from blockyard.scheduler.sampling import SamplingParams
 
 PROMPT = "hello world"
 
@@ -60,6 +63,13 @@ async def test_an_answer(watched: Watched, dispatcher: Any, spell: Any) -> None:
         "preemptions": 4,
         "outcome": "length",
     }
+
+
+async def test_the_adapter_is_named_with_its_version() -> None:
+    observed = ObservedRequest(NO_TRACER.begin("request", ""))
+    extras = PrefixExtras(adapter="pirate", adapter_version="v2")
+    observed.admitted(RequestSpec("id", (1,), SamplingParams(), extras=extras), "small")
+    assert observed.told["adapter"] == "pirate@v2"
 
 
 async def test_several_answers_leave_one_line(
