@@ -29,10 +29,12 @@ class AdapterStack:
     Attributes:
         down: `[slots, rank, inputs]`.
         up: `[slots, rank, outputs]`.
+        ranks: int32 `[slots]` on the host, how much of the rank each slot uses.
     """
 
     down: torch.Tensor
     up: torch.Tensor
+    ranks: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,14 @@ class StepRows:
         segments: slot, first and end of its rows among `places`, in order of slots.
         rank: of all slots.
         contiguous: first place, when the places are one run in order; None when not.
+        slots_of_tokens: int32, of every token of the step, `NO_SLOT` for the base model.
     """
 
     places: torch.Tensor
     segments: tuple[tuple[int, int, int], ...]
     rank: int
     contiguous: int | None
+    slots_of_tokens: npt.NDArray[np.int32]
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -99,6 +103,7 @@ def step_rows(
         segments=tuple(zip(found.tolist(), begins.tolist(), ends, strict=True)),
         rank=rank,
         contiguous=int(places[0]) if in_order else None,
+        slots_of_tokens=owners.astype(np.int32),
     )
 
 

@@ -5,7 +5,7 @@ knows it, and whoever drops one has seen to it that no step uses it any more. Kn
 Units: slots, bytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
@@ -80,6 +80,11 @@ class AdapterBank:
         return tuple(self._slots)
 
     @property
+    def stacks(self) -> Mapping[str, AdapterStack]:
+        """The matrices of each linear that adapters add to, by its name; only ever grows."""
+        return self._stacks
+
+    @property
     def most_bytes(self) -> int:
         """Bytes of all slots, once each linear has been added to."""
         columns = sum(site.own_inputs + site.own_outputs for site in self._sites.values())
@@ -104,6 +109,7 @@ class AdapterBank:
             pairs = read_adapter(adapter, self._sites, self._max_rank, self._dtype)
             slot = free[0]
             for stack in self._stacks.values():
+                stack.ranks[slot] = 0
                 stack.down[slot].zero_()
                 stack.up[slot].zero_()
             for name, pair in pairs.items():
@@ -111,6 +117,7 @@ class AdapterBank:
                 rank = len(pair.down)
                 stack.down[slot, :rank] = pair.down.to(self._device)
                 stack.up[slot, :rank] = pair.up.to(self._device)
+                stack.ranks[slot] = rank
             self._slots[adapter.adapter_id] = slot
 
     def drop(self, adapter_id: str) -> None:
@@ -153,7 +160,8 @@ class AdapterBank:
                 torch.zeros(*shape, columns, dtype=self._dtype, device=self._device)
                 for columns in (site.own_inputs, site.own_outputs)
             )
-            stack = self._stacks[site.name] = AdapterStack(down, up)
+            ranks = torch.zeros(self._max_adapters, dtype=torch.int32)
+            stack = self._stacks[site.name] = AdapterStack(down, up, ranks)
             layer: Any = self._model.get_submodule(site.name)
             # A layer whose products are summed over ranks adds before: the sum is of both.
             method = "product" if hasattr(layer, "product") else "forward"

@@ -4,12 +4,13 @@ Knows nothing of requests, blocks or sampling. With `loader.py` it is all that t
 modelling code of transformers. Units: tokens.
 """
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from blockyard.workers.adapter_rows import StepRows
+from blockyard.workers.adapter_rows import AdapterStack, StepRows
 from blockyard.workers.adapter_sites import LinearSites
 from blockyard.workers.adapters import AdapterBank
 from blockyard.workers.attention import CachedAttention, LayerAttention
@@ -39,8 +40,10 @@ class FusedDecoder(Protocol):
         positions: torch.Tensor,
         wanted: torch.Tensor,
         attention: CachedAttention,
+        adapter_rows: StepRows | None = None,
+        stacks: Mapping[str, AdapterStack] | None = None,
     ) -> torch.Tensor:
-        """See `DecoderModel.forward`."""
+        """See `DecoderModel.forward`; `stacks` are the adapters by the linears they add to."""
         ...
 
 
@@ -92,10 +95,7 @@ class DecoderModel:
         return self._model
 
     def fuse(self, fused: FusedDecoder) -> None:
-        """Have `fused` compute every step from now on but those of adapters.
-
-        The modules may lose their weights, as long as they find the same elsewhere.
-        """
+        """Have `fused` compute every step from now on; the modules may lose their weights."""
         self._fused = fused
 
     def adapt(self, adapters: AdapterBank) -> None:
@@ -121,13 +121,18 @@ class DecoderModel:
         Returns:
             Logits `[rows, vocabulary]`.
         """
-        if adapter_rows is not None:
-            assert self._adapters is not None, "who made the rows has them"
-            with self._adapters.during(adapter_rows):
-                return self._run_modules(input_ids, positions, wanted, layer_attention)
-        if self._fused is not None and isinstance(layer_attention, CachedAttention):
-            return self._fused.forward(input_ids, positions, wanted, layer_attention)
-        return self._run_modules(input_ids, positions, wanted, layer_attention)
+        step = (input_ids, positions, wanted, layer_attention)
+        if self._fused is not None:
+            assert isinstance(layer_attention, CachedAttention), "probes come before"
+            stacks = self._adapters.stacks if self._adapters is not None else None
+            return self._fused.forward(
+                input_ids, positions, wanted, layer_attention, adapter_rows, stacks
+            )
+        if adapter_rows is None:
+            return self._run_modules(*step)
+        assert self._adapters is not None, "who made the rows has them"
+        with self._adapters.during(adapter_rows):
+            return self._run_modules(*step)
 
     def _run_modules(
         self,

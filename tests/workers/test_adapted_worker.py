@@ -180,37 +180,32 @@ def test_three_adapters_and_the_base_in_one_batch(
     assert len({tuple(reference(each, PROMPTS[0])) for each in [model, *merged]}) == 4
 
 
-def test_steps_without_adapters_stay_on_native_layers(
+def test_steps_with_adapters_stay_on_native_layers(
     tmp_path: Path, make_adapter: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build("llama")
     model.save_pretrained(tmp_path / "model")
     worker = start(tmp_path / "model")
-    make_adapter(tmp_path / "a", model, 1)
+    merged = make_adapter(tmp_path / "a", model, 1)
     adapter = load(worker, tmp_path / "a", "a")
-    ran: list[int] = []
-    modules = worker._loaded()._run_modules
 
-    def watched(*arguments: Any) -> torch.Tensor:
-        ran.append(len(arguments[0]))
-        return modules(*arguments)
+    def never(*arguments: Any) -> torch.Tensor:
+        raise AssertionError("a step has left the native layers")
 
-    monkeypatch.setattr(worker._loaded(), "_run_modules", watched)
+    monkeypatch.setattr(worker._loaded(), "_run_modules", never)
     driver = Driver(worker)
     base, adapted = driver.admit(PROMPTS[:2], ["", adapter.adapter_id])
     driver.run([base])
-    driver.run([base])
-    assert ran == [10]
     driver.run([base, adapted])
-    assert ran == [10, 2]
-    assert driver.output(base) == reference(model, PROMPTS[0], 4)
+    driver.run([adapted])
+    assert driver.output(base) == reference(model, PROMPTS[0], 3)
+    assert driver.output(adapted) == reference(merged, PROMPTS[1], 3)
 
 
 @pytest.mark.parametrize("weights", ["bf16", "int8"])
-def test_modules_compute_with_weights_in_fewer_bits(
+def test_an_adapter_that_adds_nothing_changes_nothing_of_weights_in_fewer_bits(
     weights: str, tmp_path: Path, make_adapter: Make
 ) -> None:
-    """An adapter that adds nothing gives what native layers give without one."""
     model = build("tied")
     model.save_pretrained(tmp_path / "model")
     worker = start(tmp_path / "model", weights=weights)
@@ -222,16 +217,16 @@ def test_modules_compute_with_weights_in_fewer_bits(
 
     make_adapter(tmp_path / "a", model, 1, alter=nothing)
     adapter = load(worker, tmp_path / "a", "a")
-    native, modules = Driver(worker), Driver(start(tmp_path / "model", weights=weights))
-    load(modules.worker, tmp_path / "a", "a")
+    plain, adapted = Driver(worker), Driver(start(tmp_path / "model", weights=weights))
+    load(adapted.worker, tmp_path / "a", "a")
     first, second = (
-        native.admit(PROMPTS, [""] * 4),
-        modules.admit(PROMPTS, [adapter.adapter_id] * 4),
+        plain.admit(PROMPTS, [""] * 4),
+        adapted.admit(PROMPTS, [adapter.adapter_id] * 4),
     )
     for _ in range(NEW_TOKENS):
-        native.run(first)
-        modules.run(second)
-    assert [native.output(h) for h in first] == [modules.output(h) for h in second]
+        plain.run(first)
+        adapted.run(second)
+    assert [plain.output(h) for h in first] == [adapted.output(h) for h in second]
 
 
 def test_a_fork_goes_on_with_its_parents_adapter(tmp_path: Path, make_adapter: Make) -> None:

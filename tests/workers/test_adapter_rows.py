@@ -28,7 +28,8 @@ STEPS = [
 def stack() -> AdapterStack:
     draw = torch.Generator().manual_seed(0)
     down = torch.randn(SLOTS, RANK, INPUTS, generator=draw)
-    return AdapterStack(down, torch.randn(SLOTS, RANK, OUTPUTS, generator=draw))
+    up = torch.randn(SLOTS, RANK, OUTPUTS, generator=draw)
+    return AdapterStack(down, up, torch.full((SLOTS,), RANK, dtype=torch.int32))
 
 
 @pytest.mark.parametrize(("slots", "counts"), STEPS)
@@ -59,7 +60,7 @@ def test_a_step_of_the_base_model_alone_has_no_rows() -> None:
 def test_what_is_too_large_for_one_reaches_no_other() -> None:
     """Another adapter's product overflows in half precision; rows beside it are as they were."""
     matrices = stack()
-    halves = AdapterStack(matrices.down.half(), matrices.up.half())
+    halves = AdapterStack(matrices.down.half(), matrices.up.half(), matrices.ranks)
     halves.down[1] = 60000.0
     rows = step_rows([0, 1], np.array([1, 1], dtype=np.int32), RANK, CPU)
     assert rows is not None and rows.at_once

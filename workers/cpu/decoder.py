@@ -1,11 +1,12 @@
 """A whole decoder of the Llama family as one native call a step, with packed weights.
 
-Between ranks, where products must be summed, it is two calls a layer. Takes over the weights of
+Rows with adapters and without are computed in the same call. Between ranks, where products must be
+summed, it is two calls a layer. Takes over the weights of
 the module it is made from. float32 inside. Units: tokens.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import Array, byref
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from blockyard.cuda.backend import AttentionForm
+from blockyard.workers.adapter_rows import AdapterStack, StepRows
 from blockyard.workers.attention import CachedAttention
 from blockyard.workers.cpu.attention import NativeStepAttention, native_form, native_layer
 from blockyard.workers.cpu.library import (
@@ -23,9 +25,14 @@ from blockyard.workers.cpu.library import (
     NativeModel,
     NativePool,
 )
+from blockyard.workers.cpu.low_rank import AdapterTable
 from blockyard.workers.cpu.packed import PANEL_COLUMNS, PackedLinear, WeightStorage
-from blockyard.workers.cpu.packed_modules import use_packed_weights
-from blockyard.workers.cpu.recognise import DecoderParts, LayerParts, NotRecognised
+from blockyard.workers.cpu.recognise import (
+    DecoderParts,
+    LayerParts,
+    NotRecognised,
+    linear_names,
+)
 from blockyard.workers.kv_layers import KVLayers
 
 __all__ = ["NativeDecoder"]
@@ -78,6 +85,14 @@ class NativeDecoder:
         self._cache: weakref.ref[KVLayers] | None = None
         self._rotary = _rotary_table(parts.rotary, context_tokens)
         self._norm = _norm_weight(parts.norm)
+        self._adapters = AdapterTable(
+            [name for index in range(len(parts.layers)) for name in linear_names(index)],
+            [
+                (linear.in_features, linear.out_features)
+                for layer in parts.layers
+                for linear in layer.linears()
+            ],
+        )
         model = self._describe(head_dim)
         self._address: int = pool.call.by_decoder_new(byref(model))
         weakref.finalize(self, pool.call.by_decoder_free, self._address)
@@ -93,16 +108,14 @@ class NativeDecoder:
         """Whether the original's embedding stays in use; else the packed head is looked up in."""
         return not self._tied
 
-    def lend_weights(self) -> None:
-        """Have the original's modules compute with the packed weights, in place of their own."""
-        use_packed_weights(self._parts, self.layers, self.head, self._embed)
-
     def forward(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         wanted: torch.Tensor,
         attention: CachedAttention,
+        adapter_rows: StepRows | None = None,
+        stacks: Mapping[str, AdapterStack] | None = None,
     ) -> torch.Tensor:
         """Logits `[wanted, vocabulary]`; see `DecoderModel.forward`.
 
@@ -129,6 +142,9 @@ class NativeDecoder:
             len(wanted),
             embedded.data_ptr() if embedded is not None else None,
         )
+        if adapter_rows is not None:
+            slots = adapter_rows.slots_of_tokens
+            call.by_decoder_adapt(self._address, slots.ctypes.data, self._adapters.of(stacks or {}))
         layers = self._layers_of(attention.cache)
         if self._divided:
             self._run_halves(layers, len(input_ids))

@@ -111,7 +111,6 @@ def _fuse(
         difference = worst_difference(model, decoder, NativeBackend(pool), context_tokens)
     if not difference <= MOST_DIFFERENCE:
         raise NotRecognised(f"native layers differ from the model's by {difference:.1e}")
-    decoder.lend_weights()
     _give_up_weights(parts, decoder)
     model.fuse(decoder)
 

@@ -16,6 +16,7 @@ from blockyard.workers.cpu.compiler import NativeUnavailable, build_library
 
 __all__ = [
     "NUMBERS",
+    "NativeAdapters",
     "NativeDecoderLayer",
     "NativeForm",
     "NativeLayer",
@@ -29,7 +30,7 @@ __all__ = [
     "native_step",
 ]
 
-VERSION = 6
+VERSION = 7
 """Of the signatures below; `by_version` in `native/library.cpp` says the same."""
 
 NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -106,6 +107,15 @@ class NativeMatrix(Structure):
     )
 
 
+class NativeAdapters(Structure):
+    """`ByAdapters` of `native/low_rank.hpp`."""
+
+    _fields_ = (
+        *(("down", c_void_p), ("up", c_void_p), ("ranks", c_void_p)),
+        *(("inputs", c_int64), ("outputs", c_int64), ("rank", c_int32)),
+    )
+
+
 class NativeDecoderLayer(Structure):
     """`ByDecoderLayer` of `native/decoder.hpp`."""
 
@@ -167,6 +177,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (
             *(c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p),
             *(c_void_p, c_int64, c_int64, c_void_p, c_int64),
+            *(c_void_p, POINTER(NativeAdapters), c_int32, c_int32),
         ),
     ),
     "by_write": (None, (c_void_p, _Layer, _Step, c_void_p, c_void_p, c_int64)),
@@ -189,6 +200,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (c_void_p, c_void_p, _Step, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
     ),
+    "by_decoder_adapt": (None, (c_void_p, c_void_p, POINTER(NativeAdapters))),
     "by_decoder_run": (None, (c_void_p, c_void_p, _Layer, _Form)),
     "by_decoder_attend": (None, (c_void_p, c_void_p, c_int32, _Layer, _Form, c_void_p)),
     "by_decoder_rows": (c_int64, (c_void_p,)),

@@ -11,6 +11,7 @@ from enum import StrEnum
 import torch
 
 from blockyard.workers.cpu.library import NativeMatrix, NativePool
+from blockyard.workers.cpu.low_rank import RowAdapters
 
 __all__ = ["PANEL_COLUMNS", "PackedLinear", "WeightStorage"]
 
@@ -136,8 +137,8 @@ class PackedLinear:
         )
         return found
 
-    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[rows, inputs]` to float32 `[rows, columns]`."""
+    def multiply(self, rows: torch.Tensor, adapters: RowAdapters | None = None) -> torch.Tensor:
+        """`[rows, inputs]` to float32 `[rows, columns]`, with what adapters add to each layer."""
         width = -(-self.inputs // _INPUT_GROUP) * _INPUT_GROUP
         padded = torch.zeros(len(rows), width)
         padded[:, : self.inputs] = rows
@@ -156,21 +157,12 @@ class PackedLinear:
             len(rows),
             outputs.data_ptr(),
             outputs.shape[1],
+            adapters.slots.data_ptr() if adapters is not None else None,
+            adapters.linears if adapters is not None else None,
+            len(self._parts),
+            self._parts[0].step > 1,
         )
         return outputs[:, : self.columns]
-
-    def split(self, outputs: torch.Tensor) -> list[torch.Tensor]:
-        """Each layer's columns of what `multiply` answers: `[rows, columns]` of each."""
-        rows = len(outputs)
-        if len(self._parts) == 1:
-            return [outputs]
-        panels = outputs.view(rows, -1, PANEL_COLUMNS)  # two layers and more have whole panels
-        found = []
-        for part in self._parts:
-            end = part.first + part.step * -(-part.columns // PANEL_COLUMNS)
-            own = panels[:, part.first : end : part.step]
-            found.append(own.reshape(rows, -1)[:, : part.columns].contiguous())
-        return found
 
     def matrix(self) -> NativeMatrix:
         """For the library; valid while this object lives."""

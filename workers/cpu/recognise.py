@@ -13,7 +13,7 @@ from torch.nn.functional import silu
 
 from blockyard.workers.cpu.packed import PANEL_COLUMNS
 
-__all__ = ["DecoderParts", "LayerParts", "NotRecognised", "recognise"]
+__all__ = ["DecoderParts", "LayerParts", "NotRecognised", "linear_names", "recognise"]
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -82,6 +82,13 @@ def recognise(model: nn.Module) -> DecoderParts:
         raise NotRecognised("the head is no linear over whole panels of 16 inputs")
     layers = tuple(_layer(index, layer) for index, layer in enumerate(inner.layers))
     return DecoderParts(inner.embed_tokens, layers, _norm(inner.norm), inner.rotary_emb, head)
+
+
+def linear_names(layer: int) -> tuple[str, ...]:
+    """What a layer's linears are called in their model, in the order of `LayerParts.linears`."""
+    attention = (f"self_attn.{name}_proj" for name in "qkvo")
+    feed_forward = (f"mlp.{name}_proj" for name in ("gate", "up", "down"))
+    return tuple(f"model.layers.{layer}.{name}" for name in (*attention, *feed_forward))
 
 
 def _layer(index: int, layer: Any) -> LayerParts:

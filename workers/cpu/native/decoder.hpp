@@ -71,6 +71,7 @@ class Decoder {
     step_ = step;
     positions_ = positions;
     rows_ = step.tokens;
+    low_rank_.begin(nullptr, 0);
     wanted_.assign(wanted, wanted + num_wanted);
     all_wanted_ = num_wanted == rows_;
     for (int64_t i = 0; all_wanted_ && i < num_wanted; ++i) all_wanted_ = wanted[i] == i;
@@ -84,12 +85,19 @@ class Decoder {
     });
   }
 
+  // Takes in which adapter each row of the step has, -1 for none, and those of every layer's linears.
+  void adapt(const int32_t* slots, const ByAdapters* linears) {
+    low_rank_.begin(slots, rows_);
+    adapters_ = linears;
+  }
+
   // Attention of one layer. Added to the residual stream, unless `product` is to take it.
   void attend(ThreadPool& pool, int index, const ByLayer& kv, const ByForm& form, float* product) {
     const ByDecoderLayer& layer = layers_[static_cast<size_t>(index)];
     const Rows projected = projected_.fit(rows_, layer.projections.columns);
     const Rows normed = normalise(pool, layer.attention_norm);
-    project(pool, layer.projections, normed, projected, false);
+    project(pool, layer.projections, normed, projected, false,
+            adapted(pool, index, kProjections, 3, normed));
     const ByRotary rotary{model_.cosines,   model_.sines,   positions_,          layer.query_norm,
                           layer.key_norm,   model_.head_epsilon, model_.half};
     rotate_and_write(pool, kv, step_, rotary, projected.data, projected.stride, model_.heads);
@@ -97,15 +105,16 @@ class Decoder {
     if (index + 1 == model_.num_layers && !all_wanted_) queries = keep_wanted(pool);
     const Rows attended = attended_.fit(rows_, layer.output.inputs);
     plan_->run(pool, kv, form, queries, attended);
-    add(pool, layer.output, attended, product);
+    add(pool, layer.output, attended, product, adapted(pool, index, kOutput, 1, attended));
   }
 
   void feed_forward(ThreadPool& pool, int index, float* product) {
     const ByDecoderLayer& layer = layers_[static_cast<size_t>(index)];
     const Rows gated = gated_.fit(rows_, layer.down.inputs);
-    gated_linear(pool, weights(layer.gate_up), normalise(pool, layer.feed_forward_norm), rows_,
-                 gated);
-    add(pool, layer.down, gated, product);
+    const Rows normed = normalise(pool, layer.feed_forward_norm);
+    gated_linear(pool, weights(layer.gate_up), normed, rows_, gated,
+                 adapted(pool, index, kGateUp, 2, normed));
+    add(pool, layer.down, gated, product, adapted(pool, index, kDown, 1, gated));
   }
 
   // Adds what ranks have summed, `[rows][hidden]`.
@@ -120,7 +129,8 @@ class Decoder {
 
   // Logits of the wanted rows; whole panels of columns are written.
   void finish(ThreadPool& pool, float* logits, int64_t stride) {
-    project(pool, model_.head, normalise(pool, model_.final_norm), Rows{logits, stride}, false);
+    project(pool, model_.head, normalise(pool, model_.final_norm), Rows{logits, stride}, false,
+            nullptr);
   }
 
   int64_t rows() const { return rows_; }
@@ -132,15 +142,27 @@ class Decoder {
             static_cast<Storage>(matrix.storage)};
   }
 
-  void project(ThreadPool& pool, const ByMatrix& matrix, ConstRows inputs, Rows outputs, bool add) {
-    linear(pool, weights(matrix), matrix.bias, inputs, rows_, outputs, add);
+  // Where a layer's linears are among the seven that may have adapters.
+  enum { kProjections = 0, kOutput = 3, kGateUp = 4, kDown = 6, kLinears = 7 };
+
+  // What adapters add to `count` linears that read the same rows; null: nothing.
+  const LowRank* adapted(ThreadPool& pool, int index, int first, int count, ConstRows inputs) {
+    if (low_rank_.empty()) return nullptr;
+    return low_rank_.multiply(pool, adapters_ + index * kLinears + first, count, first == kGateUp,
+                              inputs.data, inputs.stride);
   }
 
-  void add(ThreadPool& pool, const ByMatrix& matrix, ConstRows inputs, float* product) {
+  void project(ThreadPool& pool, const ByMatrix& matrix, ConstRows inputs, Rows outputs, bool add,
+               const LowRank* adapters) {
+    linear(pool, weights(matrix), matrix.bias, inputs, rows_, outputs, add, adapters);
+  }
+
+  void add(ThreadPool& pool, const ByMatrix& matrix, ConstRows inputs, float* product,
+           const LowRank* adapters) {
     if (product != nullptr)
-      project(pool, matrix, inputs, Rows{product, model_.hidden}, false);
+      project(pool, matrix, inputs, Rows{product, model_.hidden}, false, adapters);
     else
-      project(pool, matrix, inputs, hidden_.rows(), true);
+      project(pool, matrix, inputs, hidden_.rows(), true, adapters);
   }
 
   Rows normalise(ThreadPool& pool, const float* weight) {
@@ -165,6 +187,7 @@ class Decoder {
     std::swap(hidden_, kept_);
     plan_ = std::make_unique<AttentionPlan>(step_, pool.threads(), model_.heads, model_.kv_heads,
                                             wanted_.data(), count);
+    low_rank_.keep(wanted_);
     rows_ = count;
     return queries;
   }
@@ -177,6 +200,8 @@ class Decoder {
   std::vector<int64_t> wanted_;
   bool all_wanted_ = false;
   std::unique_ptr<AttentionPlan> plan_;
+  LowRank low_rank_;
+  const ByAdapters* adapters_ = nullptr;  // [layers][7], the caller's until the step ends
   RowBuffer hidden_, normed_, projected_, attended_, gated_, kept_, queries_;
 };
 

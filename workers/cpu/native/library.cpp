@@ -9,7 +9,7 @@ using namespace blockyard;
 extern "C" {
 
 // Raised when a signature below changes, so that a library of another time is not called.
-int32_t by_version() { return 6; }
+int32_t by_version() { return 7; }
 
 int32_t by_supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -65,14 +65,21 @@ void by_look_up(ThreadPool* pool, const void* packed, int64_t columns, int64_t i
            [&](int64_t row) { widen_column(layer, wanted[row], found + row * inputs); });
 }
 
-// Rows hold zeros between `inputs` and the next multiple of 32; outputs have whole panels.
+// Rows hold zeros between `inputs` and the next multiple of 32; outputs have whole panels. `slots`
+// are the rows' adapters, of `count` linears whose panels may take turns; null: there are none.
 void by_linear(ThreadPool* pool, const void* packed, int64_t columns, int64_t inputs,
                int32_t storage, const float* bias, const float* rows, int64_t row_stride,
-               int64_t num_rows, float* outputs, int64_t output_stride) {
+               int64_t num_rows, float* outputs, int64_t output_stride, const int32_t* slots,
+               const ByAdapters* adapters, int32_t count, int32_t turning) {
   const Weights layer{static_cast<const std::byte*>(packed), columns, inputs,
                       static_cast<Storage>(storage)};
+  LowRank low_rank;
+  low_rank.begin(slots, num_rows);
+  const LowRank* added = nullptr;
+  if (!low_rank.empty())
+    added = low_rank.multiply(*pool, adapters, count, turning != 0, rows, row_stride);
   linear(*pool, layer, bias, ConstRows(rows, row_stride), num_rows, Rows{outputs, output_stride},
-         false);
+         false, added);
 }
 
 void by_write(ThreadPool* pool, const ByLayer* layer, const ByStep* step, const float* keys,
@@ -103,6 +110,12 @@ void by_decoder_begin(ThreadPool* pool, Decoder* decoder, const ByStep* step, co
                       const int64_t* positions, const int64_t* wanted, int64_t num_wanted,
                       const float* embedded) {
   decoder->begin(*pool, *step, tokens, positions, wanted, num_wanted, embedded);
+}
+
+// Comes after `begin` where rows have adapters: their slots, -1 for none, and the adapters of each
+// layer's seven linears, `[layers][7]`, which stay the caller's until the step ends.
+void by_decoder_adapt(Decoder* decoder, const int32_t* slots, const ByAdapters* linears) {
+  decoder->adapt(slots, linears);
 }
 
 // All layers of a model that is whole; `layers` are its parts of the pool, `forms` its formulas.

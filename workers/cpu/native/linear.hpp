@@ -1,6 +1,7 @@
 // A linear layer over all rows of a step, split over threads by panels and, for many rows, by rows.
 #pragma once
 
+#include "low_rank.hpp"
 #include "multiply.hpp"
 #include "thread_pool.hpp"
 
@@ -66,9 +67,10 @@ void for_pieces(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_
   });
 }
 
-// outputs = inputs * weights^T (+ bias), or added to what outputs hold. Whole panels are written.
+// outputs = inputs * weights^T (+ bias) (+ what adapters add), or added to what outputs hold. Whole
+// panels are written.
 inline void linear(ThreadPool& pool, const Weights& layer, const float* bias, ConstRows inputs,
-                   int64_t rows, Rows outputs, bool add) {
+                   int64_t rows, Rows outputs, bool add, const LowRank* adapters) {
   for_pieces<1>(pool, layer, inputs, rows,
                 [&](LinearScratch& scratch, int64_t first, int count, int64_t panel) {
     const int64_t column = panel * kPanel;
@@ -82,6 +84,7 @@ inline void linear(ThreadPool& pool, const Weights& layer, const float* bias, Co
       float* to = outputs.row(first + row) + column;
       __m256 a = _mm256_add_ps(load8(sums), bias_a);
       __m256 b = _mm256_add_ps(load8(sums + kLanes), bias_b);
+      if (adapters != nullptr) adapters->add(first + row, panel, a, b);
       if (add) {
         a = _mm256_add_ps(a, load8(to));
         b = _mm256_add_ps(b, load8(to + kLanes));
@@ -94,15 +97,21 @@ inline void linear(ThreadPool& pool, const Weights& layer, const float* bias, Co
 
 // outputs = silu(gate) * up, of a layer whose panels alternate: gate's first, up's first, and so on.
 inline void gated_linear(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_t rows,
-                         Rows outputs) {
+                         Rows outputs, const LowRank* adapters) {
   for_pieces<2>(pool, layer, inputs, rows,
                 [&](LinearScratch& scratch, int64_t first, int count, int64_t panel) {
     for (int row = 0; row < count; ++row) {
       const float* gate = scratch.sums[0] + row * kPanel;
       const float* up = scratch.sums[1] + row * kPanel;
+      __m256 gate_a = load8(gate), gate_b = load8(gate + kLanes);
+      __m256 up_a = load8(up), up_b = load8(up + kLanes);
+      if (adapters != nullptr) {
+        adapters->add(first + row, panel, gate_a, gate_b);
+        adapters->add(first + row, panel + 1, up_a, up_b);
+      }
       float* to = outputs.row(first + row) + panel / 2 * kPanel;
-      store8(to, _mm256_mul_ps(silu8(load8(gate)), load8(up)));
-      store8(to + kLanes, _mm256_mul_ps(silu8(load8(gate + kLanes)), load8(up + kLanes)));
+      store8(to, _mm256_mul_ps(silu8(gate_a), up_a));
+      store8(to + kLanes, _mm256_mul_ps(silu8(gate_b), up_b));
     }
   });
 }
