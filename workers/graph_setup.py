@@ -8,7 +8,7 @@ from functools import partial
 
 from blockyard.cuda.backend import AttentionBackend, HeadShape, StaticDecodeBackend
 from blockyard.workers.collectives import Communicator
-from blockyard.workers.config import WorkerConfig
+from blockyard.workers.config import CUDA_GRAPHS, WorkerConfig
 from blockyard.workers.graph_capture import CudaCapturer
 from blockyard.workers.graphs import MOST_ROWS, DecodeGraphs, NewCapturer
 from blockyard.workers.kv_cache import KVCache
@@ -117,6 +117,9 @@ class GraphSetup:
         )
 
     def _refusal(self, config: WorkerConfig) -> str | None:
+        if config.cuda_graphs not in CUDA_GRAPHS:
+            known = ", ".join(CUDA_GRAPHS)
+            raise ValueError(f"cuda_graphs is {config.cuda_graphs!r}; known are {known}")
         if config.cuda_graphs == "off":
             return "they are switched off"
         if self._new_capturer is None:

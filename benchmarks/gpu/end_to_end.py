@@ -5,7 +5,6 @@ Blockyard's engine, scheduler and worker in this process, without Ray and withou
 
 import asyncio
 import gc
-import importlib.util
 import time
 from dataclasses import replace
 from typing import Any
@@ -28,7 +27,7 @@ from blockyard.workers.loader import register_attention
 from blockyard.workers.model import DecoderModel
 from blockyard.workers.worker import ModelWorker
 
-__all__ = ["eight_billion", "one_billion"]
+__all__ = ["eight_billion", "one_billion", "random_model"]
 
 _STEP_TOKENS = 2048
 _MARGIN_TOKENS = 16
@@ -64,7 +63,7 @@ class _Loaded:
 def _measure(context: Context, shape: ModelShape) -> None:
     servings = context.sizes.servings
     most = max(serving.prompt + serving.answer for serving in servings) + _MARGIN_TOKENS
-    model = _random_model(context, shape, most)
+    model = random_model(context, shape, most)
     weights = sum(parameter.numel() for parameter in model.parameters())
     for serving in servings:
         if context.out_of_time(1):
@@ -76,8 +75,12 @@ def _measure(context: Context, shape: ModelShape) -> None:
         register_attention()
         model.set_attn_implementation(ATTENTION_NAME)
         worker = (context, DecoderModel(model, most), serving, most)
-        _fenced(context, row | {"path": "blockyard, eager"}, _blockyard, *worker)
-        context.row(**row, path="blockyard, CUDA graphs", **_graphs_state())
+        _fenced(context, row | {"path": "blockyard, eager"}, _blockyard, *worker, "off")
+        path = row | {"path": "blockyard, CUDA graphs"}
+        if context.device.emulated:
+            context.row(**path, state="a rehearsal captures none")
+        else:
+            _fenced(context, path, _blockyard, *worker, "auto")
         gc.collect()
 
 
@@ -91,13 +94,8 @@ def _fenced(context: Context, row: dict[str, Any], run: Any, *arguments: Any) ->
             raise
 
 
-def _graphs_state() -> dict[str, str]:
-    if importlib.util.find_spec("blockyard.workers.graphs") is None:
-        return {"state": "not built: workers run every step without CUDA graphs"}
-    return {"state": "built, not measured by this check"}
-
-
-def _random_model(context: Context, shape: ModelShape, most: int) -> Any:
+def random_model(context: Context, shape: ModelShape, most: int) -> Any:
+    """A Llama of transformers with random weights, for contexts up to `most`."""
     config = LlamaConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -144,7 +142,7 @@ def _transformers(model: Any, serving: Serving) -> dict[str, Any]:
 
 
 def _blockyard(
-    context: Context, model: DecoderModel, serving: Serving, most: int
+    context: Context, model: DecoderModel, serving: Serving, most: int, cuda_graphs: str
 ) -> dict[str, Any]:
     blocks = serving.requests * (-(-most // 16) + 1)
     config = WorkerConfig(
@@ -152,6 +150,7 @@ def _blockyard(
         most,
         device=context.device.torch_device.type,
         backend="emulator" if context.device.emulated else "kernels",
+        cuda_graphs=cuda_graphs,
         num_blocks=blocks,
         num_host_blocks=0,
         max_step_tokens=_STEP_TOKENS,

@@ -38,6 +38,7 @@ PARTS = (
     Part("correct: blocks", 10, "correct_others:blocks"),
     Part("copy ceiling", 10, "transfers:copy_ceiling"),
     Part("launch", 15, "transfers:launch"),
+    Part("CUDA graphs", 30, "graphs:graphs"),
     Part("decode", 80, "speed:decode"),
     Part("prefill", 50, "speed:prefill"),
     Part("prefill by warpgroups", 30, "speed:prefill_by_warpgroups"),

@@ -183,6 +183,12 @@ class HandScheduler:
         return result
 
 
+@pytest.fixture(scope="session")
+def by_hand() -> type[HandScheduler]:
+    """Drives any worker."""
+    return HandScheduler
+
+
 @pytest.fixture
 def make_scheduler(
     make_tiny_worker: Callable[..., ModelWorker],
