@@ -17,6 +17,7 @@ from blockyard.scheduler.config import (
 from blockyard.scheduler.scaling import ScalingPolicy
 from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.config import (
+    CUDA_GRAPHS,
     DEFAULT_ADAPTER_RANK,
     DEVICES,
     DTYPES,
@@ -42,8 +43,8 @@ class ServeConfig:
 
     Attributes:
         model: what to serve; its directory is the same on every node.
-        kind, device, dtype, kv_dtype, weights, block_size, num_blocks, num_host_blocks,
-            kv_memory_bytes, threads: see `WorkerConfig`.
+        kind, device, dtype, kv_dtype, weights, cuda_graphs, block_size, num_blocks,
+            num_host_blocks, kv_memory_bytes, threads: see `WorkerConfig`.
         max_running, max_step_tokens, max_waiting, preemption, pipeline_depth, speculate: see
             `SchedulerConfig`.
         draft: the model that guesses, with `speculate` draft; its directory is the same on every
@@ -95,6 +96,7 @@ class ServeConfig:
     dtype: str = "auto"
     kv_dtype: str = "auto"
     weights: str = "auto"
+    cuda_graphs: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
     num_host_blocks: int | None = None
@@ -151,6 +153,7 @@ class ServeConfig:
             ("dtype", DTYPES),
             ("kv_dtype", KV_DTYPES),
             ("weights", WEIGHTS),
+            ("cuda_graphs", CUDA_GRAPHS),
             ("draft_weights", WEIGHTS),
             ("tool_call_parser", TOOL_FORMATS),
             ("reasoning_parser", REASONING_FORMATS),
@@ -258,6 +261,7 @@ class ServeConfig:
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             weights=self.weights,
+            cuda_graphs=self.cuda_graphs,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             num_host_blocks=self.num_host_blocks,

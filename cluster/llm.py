@@ -40,7 +40,8 @@ class LLM:
 
     Args:
         model: name, Hugging Face repository, or directory.
-        device, dtype, kv_dtype, num_blocks, num_host_blocks, threads: see `WorkerConfig`.
+        device, dtype, kv_dtype, cuda_graphs, num_blocks, num_host_blocks, threads: see
+            `WorkerConfig`.
         block_size: token slots in a block.
         adapters: directories of LoRA adapters, by the names that `generate` takes.
         max_adapters: that may be loaded at once; None: as many as are given here.
@@ -61,6 +62,7 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         kv_dtype: str = "auto",
+        cuda_graphs: str = "auto",
         block_size: int = DEFAULT_BLOCK_SIZE,
         num_blocks: int | None = None,
         num_host_blocks: int | None = None,
@@ -96,6 +98,7 @@ class LLM:
             device=device,
             dtype=dtype,
             kv_dtype=kv_dtype,
+            cuda_graphs=cuda_graphs,
             block_size=block_size,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,

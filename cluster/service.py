@@ -31,6 +31,7 @@ OWN_OF_A_MODEL = frozenset(
             "dtype",
             "kv_dtype",
             "weights",
+            "cuda_graphs",
             "block_size",
             "num_blocks",
             "num_host_blocks",

@@ -47,6 +47,7 @@ def facts_of(profiles: list[WorkerProfile]) -> GroupFacts:
                 profile.block_bytes,
                 profile.weight_bytes,
                 profile.activation_bytes,
+                profile.graph_bytes,
             )
             for rank, profile in enumerate(profiles)
         )

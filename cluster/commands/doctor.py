@@ -93,4 +93,4 @@ def _gpu() -> Finding:
     name = torch.cuda.get_device_name()
     if missing is not None:
         return Finding("on a GPU", f"plain torch on {name}", missing)
-    return Finding("on a GPU", f"kernels on {name}")
+    return Finding("on a GPU", f"kernels on {name}, decode steps as CUDA graphs")

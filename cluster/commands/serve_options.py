@@ -13,6 +13,7 @@ __all__ = [
     "AllowAdmin",
     "AllowChaos",
     "ApiKeys",
+    "CudaGraphs",
     "DraftModel",
     "DraftWeights",
     "Dtype",
@@ -70,6 +71,13 @@ Weights = Annotated[
     str,
     typer.Option(
         help="How a CPU keeps weights: auto (fp32), fp32, bf16, int8 or int4; sums are float32."
+    ),
+]
+CudaGraphs = Annotated[
+    str,
+    typer.Option(
+        help="Whether a GPU replays steps of one token a request as CUDA graphs: auto (where it "
+        "can) or off."
     ),
 ]
 HostBlocks = Annotated[

@@ -15,7 +15,7 @@ from blockyard.cluster.logs import LOG_FORMATS, LOG_LEVELS, LogConfig
 from blockyard.cluster.request.speech_format import REASONING_FORMATS, TOOL_FORMATS
 from blockyard.cluster.tls import TlsFiles
 from blockyard.scheduler.config import PreemptionPolicy, Speculation
-from blockyard.workers.config import DEVICES, DTYPES, KV_DTYPES, WEIGHTS
+from blockyard.workers.config import CUDA_GRAPHS, DEVICES, DTYPES, KV_DTYPES, WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[2]
 WITNESS = {"name": "witness", "groups": 2, "device": "cpu"}
@@ -51,6 +51,7 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
         "dtype": "float32",
         "kvDtype": "bfloat16",
         "weights": "int8",
+        "cudaGraphs": "off",
         "blockSize": 32,
         "blocks": 100,
         "hostBlocks": 7,
@@ -67,7 +68,8 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
         "tensorParallel": 2,
     }
     follows = {"min": 0, "max": 5, "queueSeconds": 1.5, "quietSeconds": 60, "idleSeconds": 600}
-    other = {"name": "other", "id": "witness", "groups": follows, "speculate": "ngram"}
+    other = {"name": "other", "id": "witness", "groups": follows}
+    other |= {"speculate": "draft", "draftModel": "witness", "draftWeights": "int4"}
     values = {
         "models": [WITNESS | own, WITNESS | other],
         "modelDefaults": {"blockSize": 8},
@@ -103,8 +105,11 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
     assert config.trace_endpoint == second.config.trace_endpoint
     assert config.trace_endpoint == "http://collector:4318/v1/traces"
     assert (config.kv_dtype, config.pipeline_depth) == ("bfloat16", 2)
+    assert (config.cuda_graphs, second.config.cuda_graphs) == ("off", "auto")
     assert (config.tool_call_parser, config.reasoning_parser) == ("hermes", "think")
-    assert (config.resume_seconds, second.config.speculate) == (90, Speculation.NGRAM)
+    assert (config.resume_seconds, second.config.speculate) == (90, Speculation.DRAFT)
+    draft = second.config.draft
+    assert draft is not None and (draft.name, second.config.draft_weights) == ("witness", "int4")
     assert (config.allow_admin, config.weights_root) == (True, "/models/other")
     assert config.scaling is None
     scaling = second.config.scaling
@@ -180,7 +185,9 @@ def test_choices_are_the_products(chart: Path) -> None:
         assert offered["dtype"] == list(DTYPES)
         assert offered["kvDtype"] == list(KV_DTYPES)
         assert offered["weights"] == list(WEIGHTS)
+        assert offered["cudaGraphs"] == list(CUDA_GRAPHS)
         assert offered["speculate"] == [where.value for where in Speculation]
+        assert offered.get("draftWeights", list(WEIGHTS)) == list(WEIGHTS)
         assert offered["toolCallParser"] == list(TOOL_FORMATS)
         assert offered["reasoningParser"] == list(REASONING_FORMATS)
         assert offered["preemption"] == [policy.value for policy in PreemptionPolicy]

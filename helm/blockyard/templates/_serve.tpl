@@ -21,7 +21,7 @@
 {{- $_ := set $own "num_groups" (int .groups) -}}
 {{- end -}}
 {{- $settings := merge (dict) . $.Values.modelDefaults -}}
-{{- range $ours, $theirs := dict "dtype" "dtype" "kvDtype" "kv_dtype" "weights" "weights" "blockSize" "block_size" "blocks" "num_blocks" "hostBlocks" "num_host_blocks" "threads" "threads" "maxRunning" "max_running" "maxStepTokens" "max_step_tokens" "maxWaiting" "max_waiting" "preemption" "preemption" "pipelineDepth" "pipeline_depth" "speculate" "speculate" "draftModel" "draft_model" "draftWeights" "draft_weights" "toolCallParser" "tool_call_parser" "reasoningParser" "reasoning_parser" "stallSeconds" "stall_seconds" "maxAdapters" "max_adapters" "maxAdapterRank" "max_adapter_rank" "adaptersRoot" "adapters_root" -}}
+{{- range $ours, $theirs := dict "dtype" "dtype" "kvDtype" "kv_dtype" "weights" "weights" "cudaGraphs" "cuda_graphs" "blockSize" "block_size" "blocks" "num_blocks" "hostBlocks" "num_host_blocks" "threads" "threads" "maxRunning" "max_running" "maxStepTokens" "max_step_tokens" "maxWaiting" "max_waiting" "preemption" "preemption" "pipelineDepth" "pipeline_depth" "speculate" "speculate" "draftModel" "draft_model" "draftWeights" "draft_weights" "toolCallParser" "tool_call_parser" "reasoningParser" "reasoning_parser" "stallSeconds" "stall_seconds" "maxAdapters" "max_adapters" "maxAdapterRank" "max_adapter_rank" "adaptersRoot" "adapters_root" -}}
 {{- if hasKey $settings $ours -}}
 {{- $value := get $settings $ours -}}
 {{- $_ := set $own $theirs (kindIs "string" $value | ternary $value (int64 (kindIs "string" $value | ternary 0 $value))) -}}
