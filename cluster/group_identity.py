@@ -23,6 +23,10 @@ class GroupIdentity(msgspec.Struct, frozen=True, array_like=True):
     """What it is, as far as its engine has told."""
     resting: bool = False
     """Whether it computes nothing: it sleeps, or is becoming something else."""
+    places: int = 0
+    """Most requests in one of its steps; 0: not told."""
+    max_waiting: int = 0
+    """Most requests that may wait for one of them; 0: not told."""
 
     def __repr__(self) -> str:
         """Leave the secret out."""

@@ -25,6 +25,8 @@ class Journal:
         self._began_at = began_at
         self._tokens: dict[int, list[int]] = {choice: [] for choice in range(spec.num_choices)}
         self._num_scored = dict.fromkeys(self._tokens, 0)
+        self.num_tokens = 0
+        """Tokens that were produced for it."""
 
     @property
     def choices(self) -> tuple[int, ...]:
@@ -33,6 +35,7 @@ class Journal:
 
     def add(self, update: RequestUpdate) -> None:
         """An update on its way to the client."""
+        self.num_tokens += len(update.token_ids)
         if update.finish_reason is not None:
             self.end(update.choice)
         elif update.choice in self._tokens:

@@ -18,6 +18,7 @@ __all__ = [
     "DeadlineMiss",
     "DeadlineVerdict",
     "DeadlineWatch",
+    "due_at",
     "fewest_outputs",
     "judge_deadline",
     "least_tokens",
@@ -85,6 +86,13 @@ def judge_deadline(
     if both * _CERTAINTY > left_seconds:
         return DeadlineVerdict(DeadlineMiss.QUEUE, left_seconds, both)
     return None
+
+
+def due_at(deadline_at: float, own_tokens: int, num_outputs: int, rates: CostModel) -> float:
+    """The moment from which a request's own work would miss its deadline, at these rates."""
+    if not rates.prefill_tokens_per_second:
+        return deadline_at
+    return deadline_at - _CERTAINTY * _own_seconds(own_tokens, num_outputs, rates)
 
 
 def least_tokens(request: Request) -> int:
@@ -159,10 +167,7 @@ def _due_at(request: Request, own_tokens: int, rates: CostModel) -> float:
     Should they get worse meanwhile it is found out a little late, should they get better the
     request is put back.
     """
-    if not rates.prefill_tokens_per_second:
-        return _deadline_at(request)
-    own = _own_seconds(own_tokens, fewest_outputs(request), rates)
-    return _deadline_at(request) - _CERTAINTY * own
+    return due_at(_deadline_at(request), own_tokens, fewest_outputs(request), rates)
 
 
 def _own_seconds(own_tokens: int, num_outputs: int, rates: CostModel) -> float:

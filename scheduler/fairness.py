@@ -46,15 +46,16 @@ class TenantCounters:
         """What a tenant has been charged."""
         return self._charged.get(tenant, self._level)
 
-    def arrive(self, tenant: str, waiting: Collection[str]) -> None:
+    def arrive(self, tenant: str, waiting: Collection[str], least: str | None = None) -> None:
         """A new request comes; `waiting` are the tenants that have one waiting already.
 
-        Those who wait keep what they have. Another is lifted to the least of them; when nobody
-        waits, to the one who waited last.
+        Those who wait keep what they have. Another is lifted to the least of them, which is `least`
+        where the caller knows; when nobody waits, to the one who waited last.
         """
         if tenant not in waiting:
             if waiting:
-                self._level = max(self._level, min(map(self.charged, waiting)))
+                lowest = min(map(self.charged, waiting)) if least is None else self.charged(least)
+                self._level = max(self._level, lowest)
             elif self._last is not None:
                 self._level = max(self._level, self.charged(self._last))
             self._charged[tenant] = max(self.charged(tenant), self._level)

@@ -1,0 +1,1 @@
+"""Which group a request is given, and who waits for one: both ends."""
