@@ -34,6 +34,22 @@ def test_many_prompts_have_their_answers_in_order() -> None:
         assert llm.generate([]) == []
 
 
+def test_a_model_that_guesses_changes_no_answer() -> None:
+    """A witness is guessed for by a witness, which is wrong now and then."""
+    prompts = [[number] * (2 + number) for number in range(6)]
+    settings = blockyard.Settings(max_tokens=60, ignore_eos=True)
+    options: dict[str, Any] = {"num_blocks": 32, "max_running": 8}
+    with blockyard.LLM("witness", speculate="draft", draft_model="witness", **options) as llm:
+        for prompt, answer in zip(prompts, llm.generate(prompts, settings), strict=True):
+            assert list(answer.token_ids) == witness_generate(prompt, 60, WITNESS_VOCABULARY)
+        ledger = llm._dispatcher.engine.ledger()
+        assert 0 < ledger.right_guesses < ledger.guessed_tokens
+    with pytest.raises(ValueError, match="speculate is draft without a draft model"):
+        blockyard.LLM("witness", speculate="draft", **options)
+    with pytest.raises(ValueError, match="say speculate draft"):
+        blockyard.LLM("witness", draft_model="witness", **options)
+
+
 def test_a_mistake_gives_up_the_batch_and_nothing_else() -> None:
     with blockyard.LLM("witness", num_blocks=64) as llm:
         with pytest.raises(ApiError, match=r"sampling\.top_p"):

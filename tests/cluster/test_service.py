@@ -43,6 +43,27 @@ def test_cuda_takes_gpus(service: Any) -> None:
     assert served.uses_gpu
 
 
+def test_a_model_that_guesses_is_found_by_its_name_and_must_fit(
+    service: Any, tmp_path: Path
+) -> None:
+    drafts = WITNESS | {"speculate": "draft", "draft_model": "witness", "draft_weights": "int4"}
+    [served] = service.served_models({"models": [drafts]})
+    assert served.config.draft is not None
+    directory = served.config.draft.directory
+    assert served.config.worker(0).draft_dir == directory == served.config.model.directory
+    assert served.config.worker(0).draft_weights == "int4"
+    for change, message in (
+        ({"draft_model": directory}, "a witness guesses for a witness alone"),
+        ({"speculate": "ngram"}, "draft model witness is given and speculate is ngram"),
+        ({"draft_weights": "int3"}, "draft_weights is 'int3'; known are"),
+        ({"pipeline_depth": 2}, "use a depth of 1"),
+    ):
+        with pytest.raises(ValueError, match=rf"models\[0\] \(witness\): .*{message}"):
+            service.served_models({"models": [drafts | change]})
+    with pytest.raises(ValueError, match="speculate is draft without a draft model"):
+        service.served_models({"models": [WITNESS | {"speculate": "draft"}]})
+
+
 def test_a_directory_goes_by_its_own_name_unless_given_one(service: Any) -> None:
     [witness] = service.served_models({"models": [WITNESS]})
     directory = witness.config.model.directory

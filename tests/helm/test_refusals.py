@@ -8,6 +8,7 @@ import helm_python
 import pytest
 
 MODEL = {"name": "a", "groups": 1, "device": "cpu"}
+DRAFT = {"speculate": "draft", "draftModel": "b"}
 CLAIM = {"type": "existingClaim", "existingClaim": "mine"}
 ADMIN = {"enabled": True}
 KEYS = {"secret": "s", "testKey": "t"}
@@ -28,6 +29,8 @@ BY_THE_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"models": [MODEL | {"device": "auto"}]}, "at '/models/0/device'"),
     ({"models": [MODEL | {"tensorParallel": 0}]}, "at '/models/0/tensorParallel': minimum"),
     ({"models": [MODEL | {"id": "a/b/c"}]}, "at '/models/0/id'"),
+    ({"models": [MODEL | DRAFT | {"draftModel": "a/b/c"}]}, "at '/models/0/draftModel'"),
+    ({"models": [MODEL | DRAFT | {"draftWeights": "int3"}]}, "at '/models/0/draftWeights'"),
     ({"models": [MODEL | {"kvDtype": "int4"}]}, "at '/models/0/kvDtype'"),
     ({"models": [MODEL | {"pipelineDepth": 3}]}, "at '/models/0/pipelineDepth': maximum"),
     ({"models": [MODEL | {"groups": {"min": 1, "max": 2, "idleSeconds": 0}}]}, "idleSeconds'"),
@@ -98,6 +101,26 @@ BY_THE_CHART: list[tuple[dict[str, Any], str]] = [
     (
         {"models": [MODEL | {"speculate": "ngram", "pipelineDepth": 2}]},
         "models: a has speculate ngram with pipelineDepth 2; guesses need a depth of 1",
+    ),
+    (
+        {"models": [MODEL | {"speculate": "draft"}]},
+        "models: a has speculate draft and no draftModel; name one",
+    ),
+    (
+        {"models": [MODEL | {"speculate": "ngram", "draftModel": "b"}]},
+        "models: a has a draftModel or draftWeights with speculate ngram; say speculate draft",
+    ),
+    (
+        {"models": [MODEL | DRAFT | {"device": "cuda", "draftWeights": "int4"}]},
+        "models: a has draftWeights int4, which is for CPUs, but it runs on a GPU",
+    ),
+    (
+        {"models": [MODEL | DRAFT | {"draftModel": "/b"}]},
+        "models: a has a draftModel at /b, which is not under modelStorage.mountPath (/models)",
+    ),
+    (
+        {"models": [MODEL | DRAFT | {"draftModel": "/models/b"}]},
+        "models: a has a directory as draftModel; set modelStorage.type to the claim",
     ),
     ({"admin": {"enabled": True}}, "admin.enabled without apiKeys.secret: everybody who reaches"),
     ({"admin": {"weightsRoot": "/models/a"}}, "admin.weightsRoot without admin.enabled"),

@@ -19,11 +19,16 @@ from hypothesis.stateful import (
 
 from blockyard.scheduler.block_keys import PrefixExtras, block_keys
 from blockyard.scheduler.config import PreemptionPolicy
+from blockyard.scheduler.guessing import Guesser, OpenGuesser
 from blockyard.scheduler.request import RequestRefused
 from blockyard.workers.witness_guesser import WitnessGuesser
 
 CONTEXT = 40
 VOCAB = 97
+
+
+def _guesser(mistakes: int) -> Guesser:
+    return OpenGuesser() if mistakes % 2 else WitnessGuesser(VOCAB, mistakes)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -59,7 +64,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth: int,
         mistakes: int | None,
     ) -> None:
-        """With `mistakes` steps check guesses, when one is in flight at a time."""
+        """With `mistakes` steps check guesses, when one is in flight at a time.
+
+        With an odd number workers make them.
+        """
         guesses = mistakes is not None and depth == 1
         self.rig = self.make_rig(
             num_blocks,
@@ -73,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefill_rate=4.0,
             link_rate=link_rate,
             depth=depth,
-            guesser=WitnessGuesser(VOCAB, mistakes or 0) if guesses else None,
+            guesser=_guesser(mistakes or 0) if guesses else None,
         )
 
     @rule(

@@ -85,6 +85,28 @@ def test_guesses_are_checked_on_every_rank(
     assert served.ledger.guessed_tokens > served.ledger.right_guesses > 0
 
 
+@pytest.mark.parametrize("policy", [PreemptionPolicy.SWAP, PreemptionPolicy.RECOMPUTE])
+def test_ranks_guess_together(
+    serve: Serve, llama: Path, expected: Expected, policy: PreemptionPolicy
+) -> None:
+    """Each has its part of the draft model, here the model itself, and of all blocks."""
+    prompts = [[7, 8, 9, 10] * 6, [50, 60] * 9, list(range(100, 130))]
+    served = serve(
+        llama,
+        prompts,
+        ranks=2,
+        new_tokens=60,
+        num_blocks=12,
+        policy=policy,
+        speculate=Speculation.DRAFT,
+        draft_dir=str(llama),
+    )
+    assert served.tokens == expected(prompts, 60)
+    ledger = served.ledger
+    assert ledger.preemptions and ledger.right_guesses > 0.95 * ledger.guessed_tokens > 60
+    assert ledger.step < 60
+
+
 def test_swapped_blocks_come_back_on_every_rank(
     serve: Serve, llama: Path, expected: Expected
 ) -> None:
