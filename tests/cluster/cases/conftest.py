@@ -253,6 +253,7 @@ async def make_rig(tiny_dir: Path) -> AsyncIterator[Callable[..., Awaitable[Rig]
         running: int = 16,
         folder: Path = tiny_dir,
         speculate: Speculation = Speculation.OFF,
+        draft: Path | None = None,
     ) -> Rig:
         model = describe_model(folder, "tiny")
         context = model.context_tokens
@@ -267,6 +268,7 @@ async def make_rig(tiny_dir: Path) -> AsyncIterator[Callable[..., Awaitable[Rig]
                 threads=1,
                 max_step_tokens=step_tokens,
                 max_running=running,
+                draft_dir=str(draft) if draft is not None else None,
             )
         )
         limits = SchedulerConfig(
