@@ -13,8 +13,13 @@ __all__ = ["Outbox", "merge_updates"]
 
 def merge_updates(earlier: RequestUpdate, later: RequestUpdate) -> RequestUpdate:
     """Two updates of one choice of a request, in order, as one."""
+    weights = later.weights if later.token_ids else earlier.weights
+    if earlier.token_ids and later.token_ids and earlier.weights != later.weights:
+        # Other weights came in between; without a name are those that the server started with.
+        weights = tuple(dict.fromkeys((earlier.weights or ("",)) + (later.weights or ("",))))
     return later._replace(
         token_ids=earlier.token_ids + later.token_ids,
+        weights=weights,
         logprobs=earlier.logprobs + later.logprobs,
         prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
     )

@@ -269,7 +269,7 @@ class Timings(_message.Message):
     def __init__(self, first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class Choice(_message.Message):
-    __slots__ = ("choice", "text", "token_ids", "finish_reason", "timings", "logprobs", "stop_text", "stop_token_id", "tool_calls", "reasoning")
+    __slots__ = ("choice", "text", "token_ids", "finish_reason", "timings", "logprobs", "stop_text", "stop_token_id", "tool_calls", "reasoning", "weight_versions")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +280,7 @@ class Choice(_message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -290,10 +291,11 @@ class Choice(_message.Message):
     stop_token_id: int
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     reasoning: str
-    def __init__(self, choice: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., stop_text: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., reasoning: _Optional[str] = ...) -> None: ...
+    weight_versions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, choice: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., stop_text: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., reasoning: _Optional[str] = ..., weight_versions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "finish_reason", "usage", "timings", "choices", "prompt")
+    __slots__ = ("request_id", "model", "text", "token_ids", "finish_reason", "usage", "timings", "choices", "prompt", "weight_versions", "adapter_version")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +305,8 @@ class GenerateResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_VERSION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -312,10 +316,12 @@ class GenerateResponse(_message.Message):
     timings: Timings
     choices: _containers.RepeatedCompositeFieldContainer[Choice]
     prompt: Prompt
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ...) -> None: ...
+    weight_versions: _containers.RepeatedScalarFieldContainer[str]
+    adapter_version: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., weight_versions: _Optional[_Iterable[str]] = ..., adapter_version: _Optional[str] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "finish_reason", "usage", "timings", "choice", "logprobs", "stop_text", "stop_token_id", "prompt", "tool_calls", "reasoning")
+    __slots__ = ("request_id", "model", "text", "token_ids", "finish_reason", "usage", "timings", "choice", "logprobs", "stop_text", "stop_token_id", "prompt", "tool_calls", "reasoning", "weight_versions", "adapter_version")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +336,8 @@ class GenerateChunk(_message.Message):
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_VERSION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -344,7 +352,9 @@ class GenerateChunk(_message.Message):
     prompt: Prompt
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     reasoning: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., choice: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., stop_text: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., reasoning: _Optional[str] = ...) -> None: ...
+    weight_versions: _containers.RepeatedScalarFieldContainer[str]
+    adapter_version: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., choice: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., stop_text: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., reasoning: _Optional[str] = ..., weight_versions: _Optional[_Iterable[str]] = ..., adapter_version: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "prompt", "chat", "without_special_tokens")

@@ -26,6 +26,7 @@ def commit_step(
     draft: PlanDraft,
     result: StepResult,
     now: float,
+    weights: tuple[str, ...] = (),
 ) -> list[RequestUpdate]:
     """Book the result of the step in flight; what is new, rows in plan order, then forks.
 
@@ -36,6 +37,8 @@ def commit_step(
         draft: who stands behind its rows.
         result: what the workers answer, one token for each sample.
         now: seconds.
+        weights: what is told of the weights that made the tokens of those in lockstep; whoever
+            calls adds it for others.
     """
     errors = {error.handle: error.message for error in result.errors}
     if errors:
@@ -47,7 +50,7 @@ def commit_step(
     if draft.stride is not None:
         led = result.token_ids[:num_led]
         apart = draft.stride.rows_apart(led)
-        updates = _commit_lockstep(batch, roster, draft.stride, led, now)
+        updates = _commit_lockstep(batch, roster, draft.stride, led, now, weights)
     fulfilled = len(updates)
     sampled = iter((*(token for _, _, token in apart), *result.token_ids[num_led:]))
     made: dict[int, Request] = {}
@@ -91,8 +94,8 @@ def commit_step(
     for fork in plan.forks:
         batch.notices.end_awaiting(fork.parent)
     batch.holdings.fulfil(fulfilled)
-    parking, num_copies = batch.parking, len(plan.swap_outs) + len(plan.swap_ins)
-    parking.note_copies(num_copies, result.copy_seconds)
+    parking = batch.parking
+    parking.note_copies(result.moved_blocks, result.copy_seconds)
     decodes, recomputed = draft.num_decodes, draft.num_recomputed
     parking.note_step(draft.num_tokens - decodes, decodes, recomputed, result.compute_seconds)
     if result.logprobs or result.prompt_logprobs:
@@ -101,7 +104,12 @@ def commit_step(
 
 
 def _commit_lockstep(
-    batch: Batch, roster: Roster, stride: Stride, sampled: tuple[int, ...], now: float
+    batch: Batch,
+    roster: Roster,
+    stride: Stride,
+    sampled: tuple[int, ...],
+    now: float,
+    weights: tuple[str, ...],
 ) -> list[RequestUpdate]:
     """Book the rows of those still in lockstep, and tell their tokens."""
     lockstep = batch.lockstep
@@ -121,6 +129,7 @@ def _commit_lockstep(
                 rows.choices,
                 repeat(()),
                 repeat(()),
+                repeat(weights),
             ),
         )
     )

@@ -65,6 +65,11 @@ class SchedulerConfig:
     speculate: Speculation = Speculation.OFF
     weight_version: str = ""
 
+    @property
+    def told_weights(self) -> tuple[str, ...]:
+        """As updates tell of the weights that made their tokens."""
+        return (self.weight_version,) if self.weight_version else ()
+
     def __post_init__(self) -> None:
         """Refuse limits that could never make progress."""
         for name in (

@@ -1,8 +1,10 @@
 """When a request ends, and what its client is told then. Pure: looks, changes nothing."""
 
+from collections.abc import Iterable
+
 from blockyard.scheduler.request import FinishReason, Request, RequestUpdate, Timings
 
-__all__ = ["last_update", "reason_to_end"]
+__all__ = ["last_update", "reason_to_end", "with_weights"]
 
 
 def reason_to_end(request: Request, token: int) -> FinishReason | None:
@@ -34,3 +36,11 @@ def last_update(
         timings,
         request.choice,
     )
+
+
+def with_weights(updates: Iterable[RequestUpdate], weights: tuple[str, ...]) -> list[RequestUpdate]:
+    """The same, each that has tokens with what is told of the weights that made them."""
+    return [
+        update._replace(weights=weights) if update.token_ids and not update.weights else update
+        for update in updates
+    ]

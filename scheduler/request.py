@@ -138,6 +138,9 @@ class RequestUpdate(NamedTuple):
     """One for each of `token_ids`, if the client wants them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt's tokens that follow those told of before; the first has none."""
+    weights: tuple[str, ...] = ()
+    """Versions of the model's weights that made `token_ids`, in order; none: those that the server
+    was started with."""
 
 
 @dataclass(slots=True, eq=False)

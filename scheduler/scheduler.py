@@ -24,7 +24,7 @@ from blockyard.scheduler.door import (
     resolve_max_tokens,
 )
 from blockyard.scheduler.draft import PlanDraft
-from blockyard.scheduler.endings import last_update
+from blockyard.scheduler.endings import last_update, with_weights
 from blockyard.scheduler.explain import Explanation, explain
 from blockyard.scheduler.guessed_rows import GuessedRows
 from blockyard.scheduler.guessing import Guesser, guesser_for
@@ -229,9 +229,11 @@ class Scheduler:
         guesses = self._guesses if plan.guesses else None
         if guesses is not None:
             plan, result = guesses.settle(plan, draft, result)
-        updates = commit_step(self._batch, self._roster, plan, draft, result, now)
+        weights = self.config.told_weights
+        updates = commit_step(self._batch, self._roster, plan, draft, result, now, weights)
         updates = updates if guesses is None else guesses.tell(updates)
-        return settle_searches(self._roster, updates, now) if self._roster.searches else updates
+        updates = settle_searches(self._roster, updates, now) if self._roster.searches else updates
+        return with_weights(updates, weights) if weights else updates
 
     def acknowledge(self, step: int) -> None:
         """Every rank has finished `step`: blocks fenced until then become free.

@@ -6,6 +6,7 @@ from typing import Any
 from blockyard.protos import generation_pb2 as pb
 
 __all__ = [
+    "MadeBy",
     "chat_logprobs",
     "completion_logprobs",
     "finish_reason",
@@ -24,6 +25,30 @@ _FINISH_REASONS = {
 
 _LEAST_LOGPROB = -9999.0
 """What OpenAI says of a token that could not be; JSON has no infinity."""
+
+
+class MadeBy:
+    """What has made the tokens of an answer so far, as OpenAI's `system_fingerprint` tells it.
+
+    Versions of weights in order, joined by `+`, then the adapter's behind a `/`.
+    """
+
+    def __init__(self) -> None:
+        self._weights: dict[str, None] = {}
+        self._adapter = ""
+
+    def note(self, told: pb.GenerateResponse | pb.GenerateChunk) -> None:
+        """Take what an answer, or a piece of one, tells."""
+        self._weights.update(dict.fromkeys(told.weight_versions))
+        self._adapter = self._adapter or told.adapter_version
+
+    @property
+    def fingerprint(self) -> str | None:
+        """None while there are no tokens."""
+        if not self._weights:
+            return None
+        weights = "+".join(self._weights)
+        return f"{weights}/{self._adapter}" if self._adapter else weights
 
 
 def usage_json(usage: pb.Usage) -> dict[str, Any]:

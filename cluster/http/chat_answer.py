@@ -3,6 +3,7 @@
 from typing import Any
 
 from blockyard.cluster.http.answer_json import (
+    MadeBy,
     chat_logprobs,
     finish_reason,
     prompt_fields,
@@ -18,8 +19,11 @@ def chat_completion(
     response: pb.GenerateResponse, created: int, include_reasoning: bool = True
 ) -> dict[str, Any]:
     """The whole answer; `created` is in seconds since 1970."""
+    made_by = MadeBy()
+    made_by.note(response)
     body = {
-        **_head(response.request_id, response.model, created, "chat.completion"),
+        **_head(response, created, "chat.completion"),
+        "system_fingerprint": made_by.fingerprint,
         "choices": [
             {
                 "index": choice.choice,
@@ -46,14 +50,15 @@ class ChatChunks:
         self._include_usage = include_usage
         self._begun: set[int] = set()
         self._head: dict[str, Any] = {}
+        self._made_by = MadeBy()
         self._usage = pb.Usage()
 
     def pieces(self, chunk: pb.GenerateChunk) -> list[dict[str, Any]]:
         """What is sent for one chunk."""
         if not self._head:
-            self._head = _head(
-                chunk.request_id, chunk.model, self._created, "chat.completion.chunk"
-            )
+            self._head = _head(chunk, self._created, "chat.completion.chunk")
+        self._made_by.note(chunk)
+        self._head["system_fingerprint"] = self._made_by.fingerprint
         told: list[dict[str, Any]] = []
         if chunk.choice not in self._begun:
             self._begun.add(chunk.choice)
@@ -131,11 +136,10 @@ def _call_piece(call: pb.ToolCall) -> dict[str, Any]:
     }
 
 
-def _head(request_id: str, model: str, created: int, kind: str) -> dict[str, Any]:
+def _head(told: pb.GenerateResponse | pb.GenerateChunk, created: int, kind: str) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{request_id}",
+        "id": f"chatcmpl-{told.request_id}",
         "object": kind,
         "created": created,
-        "model": model,
-        "system_fingerprint": None,
+        "model": told.model,
     }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockyard.cluster.http.answer_json import (
+    MadeBy,
     completion_logprobs,
     finish_reason,
     prompt_fields,
@@ -35,12 +36,14 @@ def completion(
         for number, response in enumerate(responses)
         for choice in response.choices
     ]
-    usage = pb.Usage()
+    usage, made_by = pb.Usage(), MadeBy()
     for response in responses:
         _add_usage(usage, response.usage)
+        made_by.note(response)
     first = responses[0]
     return {
-        **_head(first.request_id, first.model, created),
+        **_head(first, created),
+        "system_fingerprint": made_by.fingerprint,
         "choices": choices,
         "usage": usage_json(usage),
     }
@@ -54,6 +57,7 @@ class CompletionChunks:
         self._created = created
         self._include_usage = include_usage
         self._head: dict[str, Any] = {}
+        self._made_by = MadeBy()
         self._prompts: dict[int, pb.Prompt] = {}
         self._begun: set[int] = set()
         self._usage = pb.Usage()
@@ -61,7 +65,9 @@ class CompletionChunks:
     def pieces(self, number: int, chunk: pb.GenerateChunk) -> list[dict[str, Any]]:
         """What is sent for one chunk of the answers to prompt `number`."""
         if not self._head:
-            self._head = _head(chunk.request_id, chunk.model, self._created)
+            self._head = _head(chunk, self._created)
+        self._made_by.note(chunk)
+        self._head["system_fingerprint"] = self._made_by.fingerprint
         if chunk.HasField("prompt"):
             self._prompts[number] = chunk.prompt
         index = number * self._num_choices + chunk.choice
@@ -124,11 +130,10 @@ def _add_usage(total: pb.Usage, usage: pb.Usage) -> None:
     total.completion_tokens += usage.completion_tokens
 
 
-def _head(request_id: str, model: str, created: int) -> dict[str, Any]:
+def _head(told: pb.GenerateResponse | pb.GenerateChunk, created: int) -> dict[str, Any]:
     return {
-        "id": f"cmpl-{request_id}",
+        "id": f"cmpl-{told.request_id}",
         "object": "text_completion",
         "created": created,
-        "model": model,
-        "system_fingerprint": None,
+        "model": told.model,
     }

@@ -14,7 +14,10 @@ from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.request import FinishReason, RequestUpdate, Timings
 from blockyard.scheduler.sampling import TokenLogprobs
 
-__all__ = ["Answer"]
+__all__ = ["STARTED_WEIGHTS", "Answer"]
+
+STARTED_WEIGHTS = "started"
+"""What answers call the weights that the server was started with."""
 
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -47,6 +50,7 @@ class Answer:
         self._first_token_at: float | None = None
         self._num_completion = 0
         self._cached_tokens = 0
+        self._weights: list[str] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._begun = False
         self._finished = False
@@ -61,6 +65,8 @@ class Answer:
         chunk = pb.GenerateChunk(
             request_id=self._options.request_id, model=self._options.told_model, choice=self._choice
         )
+        if update.token_ids:
+            self._tell_weights(chunk, update.weights or ("",))
         self._cached_tokens = max(self._cached_tokens, update.cached_tokens)
         self._prompt_logprobs.extend(update.prompt_logprobs)
         if update.token_ids and self._first_token_at is None:
@@ -102,6 +108,16 @@ class Answer:
         if not self._begun and (chunk.token_ids or self._finished):
             self._begin(chunk)
         return chunk
+
+    def _tell_weights(self, chunk: pb.GenerateChunk, versions: tuple[str, ...]) -> None:
+        """Name the weights that tokens of this answer have not been made by before."""
+        if not self._weights:
+            chunk.adapter_version = self._options.adapter_version
+        for version in versions:
+            name = version or STARTED_WEIGHTS
+            if name not in self._weights:
+                self._weights.append(name)
+                chunk.weight_versions.append(name)
 
     def _part(self, text: list[str], chunk: pb.GenerateChunk) -> bool:
         """Move text to where it belongs in the chunk; whether no more may be said."""

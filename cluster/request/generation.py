@@ -134,7 +134,7 @@ class GenerationService:
             return prepared
         return PreparedRequest(
             replace(prepared.spec, extras=served.extras),
-            replace(prepared.options, adapter=served.name),
+            replace(prepared.options, adapter=served.name, adapter_version=served.adapter.version),
         )
 
     def _of_caller(self, spec: RequestSpec, caller: Caller, arrived_at: float) -> RequestSpec:

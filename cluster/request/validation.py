@@ -50,7 +50,7 @@ class GenerationOptions:
     Attributes:
         request_id: the client's name for it, else the server's; echoed in answers.
         model: the model's name.
-        adapter: name of the adapter that was asked for in its place, if any.
+        adapter, adapter_version: of the adapter that was asked for in its place, if any.
         stops: texts that end the answer.
         include_stop: whether what ended the answer stays in its text.
         stop_token_ids: stop tokens that the client named.
@@ -69,6 +69,7 @@ class GenerationOptions:
     score_prompt: bool = False
     speech: SpeechPlan = field(default_factory=SpeechPlan)
     adapter: str = ""
+    adapter_version: str = ""
 
     @property
     def told_model(self) -> str:

@@ -28,6 +28,8 @@ class WholeAnswer:
                 choice.tool_calls.append(piece)
             else:
                 choice.tool_calls[piece.index].arguments += piece.arguments
+        choice.weight_versions.extend(chunk.weight_versions)
+        response.adapter_version = response.adapter_version or chunk.adapter_version
         choice.token_ids.extend(chunk.token_ids)
         choice.logprobs.extend(chunk.logprobs)
         if chunk.finish_reason:
@@ -44,6 +46,8 @@ class WholeAnswer:
         response.token_ids.extend(first.token_ids)
         response.timings.CopyFrom(first.timings)
         response.choices.extend(choice for _, choice in sorted(self._choices.items()))
+        versions = (name for choice in response.choices for name in choice.weight_versions)
+        response.weight_versions.extend(dict.fromkeys(versions))
         return response
 
     def _end(self, choice: pb.Choice, chunk: pb.GenerateChunk) -> None:

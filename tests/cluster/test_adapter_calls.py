@@ -74,6 +74,9 @@ class Server:
         )
         told = await self.call("Generate", request, gen.GenerateResponse)
         assert told.model == (model or "small")
+        assert list(told.weight_versions) == ["started"]
+        loaded = {each.name: each.version for each in self.dispatcher.adapters("small")}
+        assert told.adapter_version == loaded.get(model, "")
         return list(told.choices[0].token_ids), told.usage.cached_tokens
 
     def wanted(self, name: str, content_of: str) -> list[int]:
@@ -162,6 +165,9 @@ async def test_o05_by_openais_client(server: Server, client: openai.AsyncOpenAI)
             model=model, prompt=PROMPT, max_tokens=6, extra_body={"ignore_eos": True}
         )
         assert told.model == model and told.usage is not None
+        loaded = {each.name: each.version for each in server.dispatcher.adapters("small")}
+        made_by = f"started/{loaded[model]}" if model in loaded else "started"
+        assert told.system_fingerprint == made_by
         details = told.usage.prompt_tokens_details
         return told.choices[0].text, (details.cached_tokens or 0) if details else 0
 

@@ -13,8 +13,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from blockyard.cluster.group import GroupLost
+from blockyard.cluster.http.chat_answer import ChatChunks, chat_completion
+from blockyard.cluster.http.completion_answer import completion
 from blockyard.cluster.local_dispatcher import LocalDispatcher
 from blockyard.cluster.request.generation import GenerationService
+from blockyard.cluster.request.whole_answer import WholeAnswer
 from blockyard.cluster.resting import Rest, Weights, WeightsNotLoaded
 from blockyard.cluster.tokenizer import ModelTokenizer
 from blockyard.protos import generation_pb2 as pb
@@ -154,12 +157,56 @@ async def test_o05_a_request_across_the_change_keeps_its_tokens_and_goes_on(
     begun = asyncio.create_task(sleeper.ask(max_tokens=60))
     await sleeper.steps(12)
     await sleeper.rest.update(Weights(str(other_dir), "2"))
-    tokens = _tokens(await begun)
+    told = await begun
+    tokens = _tokens(told)
     kept = next(n for n in range(60) if tokens[n] != old[n])
     assert kept >= 8
     # What follows is what the new weights say after the tokens that are kept.
     rest = await sleeper.ask([*PROMPT, *tokens[:kept]], max_tokens=60 - kept)
     assert _tokens(rest) == tokens[kept:]
+    # And the answer says so; one that was begun after the change has one version alone.
+    assert list(told.weight_versions) == list(told.choices[0].weight_versions) == ["started", "2"]
+    assert chat_completion(told, 0)["system_fingerprint"] == "started+2"
+    assert list(rest.weight_versions) == ["2"]
+    assert completion([rest], 1, 0)["system_fingerprint"] == "2"
+
+
+async def test_o05_a_stream_says_where_other_weights_went_on(
+    sleeper: Sleeper, other_dir: Path
+) -> None:
+    """Of two answers to one prompt; each piece names what made its tokens and none before."""
+    sampling = pb.SamplingParameters(ignore_eos=True, seed=3, n=2, max_tokens=50)
+    request = pb.GenerateRequest(tokens=pb.TokenIds(ids=PROMPT), sampling=sampling)
+    pieces, whole = ChatChunks(0, include_usage=False), WholeAnswer()
+    told: dict[int, list[tuple[int, list[str]]]] = {0: [], 1: []}
+    marks: list[str | None] = []
+    changing: asyncio.Task[None] | None = None
+    async for chunk in sleeper.service.stream(request):
+        whole.add(chunk)
+        told[chunk.choice].append((len(chunk.token_ids), list(chunk.weight_versions)))
+        marks += [piece["system_fingerprint"] for piece in pieces.pieces(chunk)]
+        if changing is None and sum(count for count, _ in told[0]) > 8:
+            changing = asyncio.create_task(sleeper.rest.update(Weights(str(other_dir), "2")))
+    assert changing is not None
+    await changing
+    for own in told.values():
+        assert [names for _, names in own if names] == [["started"], ["2"]]
+        assert own[0] == (1, ["started"])
+    assert marks[0] == "started" and marks[-1] == "started+2"
+    assert list(whole.response().weight_versions) == ["started", "2"]
+
+
+async def test_o05_a_search_across_the_change_begins_anew_and_says_so(
+    sleeper: Sleeper, other_dir: Path
+) -> None:
+    sampling = pb.SamplingParameters(n=1, beam_width=2, max_tokens=40)
+    request = pb.GenerateRequest(tokens=pb.TokenIds(ids=PROMPT), sampling=sampling)
+    begun = asyncio.create_task(sleeper.service.generate(request))
+    await sleeper.steps(8)
+    await sleeper.rest.update(Weights(str(other_dir), "2"))
+    told, anew = await begun, await sleeper.service.generate(request)
+    assert _tokens(told) == _tokens(anew)
+    assert list(told.weight_versions) == ["2"]
 
 
 @pytest.mark.parametrize("asleep", [False, True])

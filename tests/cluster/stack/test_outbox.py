@@ -16,6 +16,19 @@ def test_merging_keeps_all_tokens_in_order_and_the_end() -> None:
     )
 
 
+def test_merging_keeps_which_weights_made_the_tokens() -> None:
+    """The first of all have no name; news without tokens say nothing of weights."""
+    started, second = RequestUpdate("a", (1,)), RequestUpdate("a", (2,), weights=("2",))
+    third = RequestUpdate("a", (3,), weights=("3",))
+    end = RequestUpdate("a", (), FinishReason.LENGTH)
+    assert merge_updates(started, started).weights == ()
+    assert merge_updates(started, second).weights == ("", "2")
+    assert merge_updates(merge_updates(started, second), third).weights == ("", "2", "3")
+    assert merge_updates(second, second).weights == ("2",)
+    assert merge_updates(second, end).weights == ("2",)
+    assert merge_updates(end, third).weights == ("3",)
+
+
 async def test_news_is_taken_once_and_merged_by_request() -> None:
     outbox = Outbox()
     for update in (
