@@ -40,4 +40,5 @@ def ledger_of(
         guessed_tokens=guesses.num_guessed if guesses is not None else 0,
         right_guesses=guesses.num_right if guesses is not None else 0,
         moves=parking.host.moves.counts(),
+        wire_bytes_per_second=parking.host.moves.wire_bytes_per_second,
     )

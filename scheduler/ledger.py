@@ -80,7 +80,6 @@ class MoveCounts:
         tokens_in: computed tokens in the blocks that came.
         bytes_out, bytes_in: over all ranks.
         estimated_seconds, seconds: what transfers that were begun were to take, and took.
-        wire_bytes_per_second: for each rank, as measured last; 0: not yet.
     """
 
     brought: int = 0
@@ -93,7 +92,6 @@ class MoveCounts:
     bytes_in: int = 0
     estimated_seconds: float = 0.0
     seconds: float = 0.0
-    wire_bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +127,8 @@ class GroupLedger:
     """Next tokens that were guessed and checked, and below how many of them were right."""
     right_guesses: int = 0
     moves: MoveCounts = MoveCounts()
+    wire_bytes_per_second: float = 0.0
+    """From other groups to each rank, as measured last; 0: not yet."""
 
     def check(self) -> None:
         """Prove conservation: states add up to the pool, slots to the active blocks."""

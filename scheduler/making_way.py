@@ -154,7 +154,7 @@ def _ways_out(
         swap = rates.swap_seconds(blocks, before) if blocks <= host else math.inf
         recompute = rates.recompute_seconds(min(blocks * block_size, victim.tokens))
         stays = min(swap, recompute) + (stands if victim.has_place else 0.0)
-        taker, moves = _best_taker(victim, takers, room)
+        taker, moves = _best_taker(victim, takers, room, standing)
         if taker is not None and moves <= stays:
             room[taker.group_id] -= _growing(victim, taker)
             ways.append(WayOut(victim.request_id, Way.MOVE, taker.group_id))
@@ -170,18 +170,28 @@ def _ways_out(
 
 
 def _best_taker(
-    victim: Yielding, takers: Sequence[Candidate], room: dict[str, int]
+    victim: Yielding, takers: Sequence[Candidate], room: dict[str, int], standing: Standing
 ) -> tuple[Candidate | None, float]:
-    """The group that goes on with a victim soonest, and the seconds of its steps for that."""
+    """The group that goes on with a victim soonest, and the seconds that it takes to."""
     best: tuple[Candidate | None, float] = (None, math.inf)
     for taker in takers if victim.movable and victim.has_place else ():
         if room[taker.group_id] < _growing(victim, taker):
             continue
         rate = taker.ledger.prefill_tokens_per_second
-        seconds = victim.tokens / rate if rate else math.inf
+        recompute = victim.tokens / rate if rate else math.inf
+        seconds = min(recompute, _bring_seconds(victim, taker, standing))
         if best[0] is None or seconds < best[1]:
             best = taker, seconds
     return best
+
+
+def _bring_seconds(victim: Yielding, taker: Candidate, standing: Standing) -> float:
+    """What it takes to bring a victim's blocks over, where both sides have room to save them."""
+    blocks = -(-victim.tokens // taker.ledger.block_size)
+    wire = taker.ledger.wire_bytes_per_second
+    if not wire or blocks > min(standing.host_blocks, taker.ledger.host_blocks.free):
+        return math.inf
+    return blocks * standing.rates.block_bytes / wire
 
 
 def _growing(victim: Yielding, taker: Candidate) -> int:

@@ -39,5 +39,4 @@ class MoveTally:
             bytes_in=self.bytes_in,
             estimated_seconds=self.estimated_seconds,
             seconds=self.seconds,
-            wire_bytes_per_second=self.wire_bytes_per_second,
         )

@@ -106,6 +106,24 @@ def test_a_victim_is_swapped_where_the_link_is_faster_than_computing() -> None:
     assert ways(link=0.0, prefill=0.0) == [Way.RECOMPUTE, Way.RECOMPUTE], "nothing is measured"
 
 
+def test_blocks_that_come_over_the_wire_sooner_than_they_are_computed_make_a_move_cheap() -> None:
+    large = replace(URGENT, tokens=64 * SIZE)  # more than the other group has
+
+    def seconds(wire: float, host: int = 100, taken: int = 0) -> float:
+        full = group("a", one("x", 10), free=55, host=host)
+        pool = BlockCounts(total=100, free=100 - taken, cached=0, active=taken, fenced=0)
+        told = {"host_blocks": pool, "wire_bytes_per_second": wire}
+        other = replace(roomy("b", 60), ledger=replace(books(60, PREFILL), **told))
+        way = choose_way(large, [full, other])
+        assert way is not None and way.victims == (WayOut("x", Way.MOVE, "b"),)
+        return way.seconds
+
+    assert seconds(wire=0.0) == 0.16, "it is computed again"
+    assert seconds(wire=1000.0) == 0.01
+    assert seconds(wire=10.0) == 0.16
+    assert seconds(wire=1000.0, host=9) == seconds(wire=1000.0, taken=91) == 0.16, "no room"
+
+
 def test_a_victim_moves_where_a_group_has_room_and_that_costs_less_than_to_stand() -> None:
     large = replace(URGENT, tokens=64 * SIZE)  # more than the other group has
     full = group("a", one("x", 20), one("y", 45), link=10_000.0)
