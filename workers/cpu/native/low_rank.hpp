@@ -59,12 +59,17 @@ class LowRank {
     width_ = width;
     narrow_.resize(std::max(narrow_.size(), slots_.size() * static_cast<size_t>(width)));
     const int quads = (most + kRanks - 1) / kRanks;
-    const int each = count * quads;
-    pool.run(static_cast<int>(pieces_.size()) * each, [&](int chunk, int) {
+    const int each = count * quads, chunks = static_cast<int>(pieces_.size()) * each;
+    auto take = [&](int chunk, int) {
       const Part& part = parts_[static_cast<size_t>(chunk % each / quads)];
       narrow(pieces_[static_cast<size_t>(chunk / each)], part, chunk % quads * kRanks, inputs,
              stride);
-    });
+    };
+    // Few products take less time than it takes to share them out.
+    if (static_cast<int64_t>(order_.size()) * width * linears[0].inputs <= kAlone)
+      for (int chunk = 0; chunk < chunks; ++chunk) take(chunk, 0);
+    else
+      pool.run(chunks, take);
     return this;
   }
 
@@ -119,6 +124,7 @@ class LowRank {
  private:
   static constexpr int kRanks = 4;      // taken together
   static constexpr int64_t kRows = 32;  // of a piece, so that threads share long chunks
+  static constexpr int64_t kAlone = int64_t{1} << 20;  // products that one thread takes
 
   struct Part {
     ByAdapters linear;
