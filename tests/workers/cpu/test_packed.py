@@ -23,6 +23,16 @@ def test_any_number_of_rows(native_pool: NativePool, storage: WeightStorage, row
 
 
 @pytest.mark.parametrize("storage", EVERY)
+def test_rows_that_no_cache_holds_are_taken_stretch_by_stretch(
+    native_pool: NativePool, storage: WeightStorage
+) -> None:
+    weight, inputs = normal(960, 800), normal(96, 800, seed=1)
+    layer = PackedLinear(native_pool, [weight], storage)
+    expected = inputs.double() @ layer.restore()[0].double().T
+    torch.testing.assert_close(layer.multiply(inputs).double(), expected, atol=3e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("storage", EVERY)
 @pytest.mark.parametrize(("columns", "inputs"), [(1, 1), (16, 31), (17, 33), (300, 64), (5, 1000)])
 def test_shapes_that_fill_no_panel_and_no_group(
     native_pool: NativePool, storage: WeightStorage, columns: int, inputs: int

@@ -2,35 +2,44 @@
 //
 // Positions pass by 128 at a time. Their keys are transposed and their values copied into panels of
 // 16, so that both multiplications run on the tiles of `multiply.hpp`; the softmax between them is
-// kept as a running maximum and sum. Tokens before a stretch of positions take no part in it.
+// kept as a running maximum and sum. Tokens before a stretch of positions take no part in it, and
+// tiles that see only its beginning compute no more than that.
 #pragma once
 
 #include "attend_token.hpp"
+#include "large_memory.hpp"
 #include "multiply.hpp"
 
 namespace blockyard {
 
 // Rows of one piece of work: queries, sums and scores stay in the second-level cache.
-constexpr int kChunkRows = 192;
+constexpr int kChunkRows = 256;
 constexpr int kChunkKeys = 128;
 
-struct ChunkScratch {
-  std::vector<float> queries, values, scores, keys, stored;
+// Of one thread; every array begins with a cache line.
+class ChunkScratch {
+ public:
+  float *queries = nullptr, *values = nullptr, *scores = nullptr, *keys = nullptr,
+        *stored = nullptr;
   std::vector<Softmax> softmax;
 
   void fit(int64_t rows, int64_t dim) {
-    grow(queries, rows * dim);
-    grow(values, rows * dim);
-    grow(scores, rows * kChunkKeys);
-    grow(keys, dim * kChunkKeys);
-    grow(stored, dim * kChunkKeys);
+    const int64_t needed = rows * (2 * dim + kChunkKeys) + 2 * dim * kChunkKeys;
+    if (needed > size_) {
+      memory_ = make_large(needed);
+      size_ = needed;
+    }
+    queries = memory_.get();
+    values = queries + rows * dim;
+    scores = values + rows * dim;
+    keys = scores + rows * kChunkKeys;
+    stored = keys + dim * kChunkKeys;
     softmax.assign(static_cast<size_t>(rows), Softmax{});
   }
 
  private:
-  static void grow(std::vector<float>& floats, int64_t count) {
-    if (floats.size() < static_cast<size_t>(count)) floats.resize(static_cast<size_t>(count));
-  }
+  LargeFloats memory_;
+  int64_t size_ = 0;
 };
 
 inline void transpose8(const __m256 (&in)[8], float* out, int64_t stride) {
@@ -97,14 +106,25 @@ template <class T>
 void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch& scratch) {
   const int dim = chunk.dim, rows = chunk.tokens * chunk.heads;
   const int64_t end = chunk.start + chunk.tokens;
-  float* scores = scratch.scores.data();
+  float* scores = scratch.scores;
   const auto* here = reinterpret_cast<const char*>(scores);  // nothing needs fetching
-  std::fill_n(scratch.values.data(), rows * dim, 0.0f);
+  std::fill_n(scratch.values, rows * dim, 0.0f);
   // What every token has left behind may have been overwritten: a weight of 0 would not do.
   const int64_t begin = std::max<int64_t>(0, chunk.start - chunk.window + 1);
   for (int64_t first = begin; first < end; first += kChunkKeys) {
     const auto count = static_cast<int>(std::min<int64_t>(kChunkKeys, end - first));
-    pack_keys_values(reader, first, count, dim, scratch.keys.data(), scratch.stored.data());
+    pack_keys_values(reader, first, count, dim, scratch.keys, scratch.stored);
+    // The next positions' keys and values come while these are used.
+    const int64_t beyond = first + kChunkKeys;
+    const auto fetch_next = [&](int k) {
+      const auto next = static_cast<int>(std::min<int64_t>(kPanel, end - beyond - k));
+      if (next <= 0) return;
+      const T* places[kPanel];
+      for (int kind = 0; kind < 2; ++kind) {
+        reader.locate(beyond + k, next, kind, places);
+        for (int i = 0; i < next; ++i) fetch_head(places[i], dim);
+      }
+    };
     // Tokens that see any of these positions.
     const int64_t since = std::max<int64_t>(0, first - chunk.start);
     const int64_t until =
@@ -112,32 +132,50 @@ void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch&
     if (since >= until) continue;
     const auto from = static_cast<int>(since) * chunk.heads;
     const auto taking = static_cast<int>(until - since) * chunk.heads;
-    for_tiles(taking, [&](auto tile_rows, int row) {
-      const float* queries = scratch.queries.data() + (from + row) * dim;
-      for (int k = 0; k < count; k += kPanel)
-        multiply_tile<tile_rows>(queries, dim, scratch.keys.data() + k * dim, dim,
-                                 scores + row * kChunkKeys + k, kChunkKeys, false, here, 0);
-    });
-    for (int row = 0; row < taking; ++row) {
-      float* own = scores + row * kChunkKeys;
-      const int64_t position = chunk.start + (from + row) / chunk.heads;
-      if (chunk.cap > 0) cap_scores(own, count, chunk.cap);
-      const int64_t seen = std::min<int64_t>(count, position + 1 - first);
-      const int64_t unseen = std::max<int64_t>(0, position - chunk.window + 1 - first);
-      if (seen < kChunkKeys) std::fill(own + seen, own + kChunkKeys, kNever);
-      if (unseen > 0) std::fill(own, own + std::min(unseen, seen), kNever);
-      const float kept = scratch.softmax[static_cast<size_t>(from + row)].take(own, kChunkKeys);
-      if (kept == 1.0f) continue;
-      float* values = scratch.values.data() + (from + row) * dim;
-      for (int d = 0; d < dim; d += kLanes)
-        store8(values + d, _mm256_mul_ps(load8(values + d), _mm256_set1_ps(kept)));
+    // Positions that the tokens of a tile, whose rows end before `end_row`, see of these.
+    const bool all_seen = chunk.start + since + 1 >= first + count;
+    const auto seen_by = [&](int end_row) {
+      if (all_seen) return count;
+      const int64_t position = chunk.start + (from + end_row - 1) / chunk.heads;
+      return static_cast<int>(std::min<int64_t>(count, position + 1 - first));
+    };
+    // One panel stays in the first-level cache while rows pass by.
+    for (int k = 0; k < count; k += kPanel) {
+      fetch_next(k);
+      for_tiles(taking, [&](auto tile_rows, int row) {
+        if (k >= seen_by(row + tile_rows)) return;
+        multiply_tile<tile_rows, 16>(scratch.queries + (from + row) * dim, dim,
+                                     scratch.keys + k * dim, dim, scores + row * kChunkKeys + k,
+                                     kChunkKeys, false, here, 0);
+      });
     }
-    for_tiles(taking, [&](auto tile_rows, int row) {
-      float* values = scratch.values.data() + (from + row) * dim;
-      for (int d = 0; d < dim; d += kPanel)
-        multiply_tile<tile_rows>(scores + row * kChunkKeys, kChunkKeys, scratch.stored.data() + d * kChunkKeys,
-                                 count, values + d, dim, true, here, 0);
+    for_tiles(taking, [&](auto tile_rows, int begin_row) {
+      const int width = (seen_by(begin_row + tile_rows) + kPanel - 1) / kPanel * kPanel;
+      float* own = scores + begin_row * kChunkKeys;
+      for (int r = 0; r < tile_rows; ++r) {
+        float* row = own + r * kChunkKeys;
+        const int64_t position = chunk.start + (from + begin_row + r) / chunk.heads;
+        if (chunk.cap > 0) cap_scores(row, std::min(count, width), chunk.cap);
+        const int64_t seen = std::min<int64_t>(count, position + 1 - first);
+        const int64_t unseen = std::max<int64_t>(0, position - chunk.window + 1 - first);
+        if (seen < width) std::fill(row + seen, row + width, kNever);
+        if (unseen > 0) std::fill(row, row + std::min(unseen, seen), kNever);
+      }
+      float kept[tile_rows];
+      take_rows<tile_rows>(scratch.softmax.data() + from + begin_row, own, kChunkKeys, width, kept);
+      for (int r = 0; r < tile_rows; ++r) {
+        if (kept[r] == 1.0f) continue;
+        float* values = scratch.values + (from + begin_row + r) * dim;
+        for (int d = 0; d < dim; d += kLanes)
+          store8(values + d, _mm256_mul_ps(load8(values + d), _mm256_set1_ps(kept[r])));
+      }
     });
+    for (int d = 0; d < dim; d += kPanel)
+      for_tiles(taking, [&](auto tile_rows, int row) {
+        multiply_tile<tile_rows>(scores + row * kChunkKeys, kChunkKeys,
+                                 scratch.stored + d * kChunkKeys, seen_by(row + tile_rows),
+                                 scratch.values + (from + row) * dim + d, dim, true, here, 0);
+      });
   }
 }
 

@@ -11,6 +11,9 @@ namespace blockyard {
 constexpr int kKeys = 64;  // positions whose scores are held at once
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
+// Scores are in units of ln(2), so that a weight is a power of 2.
+constexpr float kLog2OfE = 1.44269504f;
+
 // With every score s: s = cap * tanh(s / cap), where there is a cap.
 inline void cap_scores(float* scores, int count, float cap) {
   for (int i = 0; i < count; ++i) scores[i] = cap * std::tanh(scores[i] / cap);
@@ -21,41 +24,53 @@ struct Softmax {
   float most = kNever;
   float sum = 0;
 
-  // Turns scores, a multiple of 16, into weights; returns the factor of earlier weights.
-  float take(float* scores, int count = kKeys) {
-    __m256 highest = load8(scores);
-    for (int i = kLanes; i < count; i += kLanes) highest = _mm256_max_ps(highest, load8(scores + i));
-    const float next = std::max(most, max8(highest));
-    if (next == kNever) {
-      std::fill_n(scores, count, 0.0f);
-      return 1.0f;
-    }
-    const __m256 shift = _mm256_set1_ps(next);
-    __m256 total = _mm256_setzero_ps(), other = _mm256_setzero_ps();
-    for (int i = 0; i < count; i += 2 * kLanes) {
-      const __m256 weight = exp8(_mm256_sub_ps(load8(scores + i), shift));
-      const __m256 next_weight = exp8(_mm256_sub_ps(load8(scores + i + kLanes), shift));
-      store8(scores + i, weight);
-      store8(scores + i + kLanes, next_weight);
-      total = _mm256_add_ps(total, weight);
-      other = _mm256_add_ps(other, next_weight);
-    }
-    total = _mm256_add_ps(total, other);
-    const float kept = most == next ? 1.0f : std::exp(most - next);
-    sum = sum * kept + sum8(total);
-    most = next;
-    return kept;
-  }
-
   // Takes in a score that has weight and brings no value; returns the factor of earlier weights.
   float take_sink(float sink) {
     const float next = std::max(most, sink);
-    const float kept = std::exp(most - next);
-    sum = sum * kept + std::exp(sink - next);
+    const float kept = std::exp2(most - next);
+    sum = sum * kept + std::exp2(sink - next);
     most = next;
     return kept;
   }
 };
+
+// Turns scores of some rows, `count` of each, a multiple of 16, into weights; `kept` gets the
+// factors of earlier weights. Rows go side by side: each waits for its maximum and for its sum.
+template <int Rows>
+inline void take_rows(Softmax* softmax, float* scores, int64_t stride, int count, float* kept) {
+  __m256 highest[Rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) highest[r] = load8(scores + r * stride);
+  for (int i = kLanes; i < count; i += kLanes)
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; ++r)
+      highest[r] = _mm256_max_ps(highest[r], load8(scores + r * stride + i));
+  alignas(32) float shifts[Rows], sums[Rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    const float next = std::max(softmax[r].most, max8(highest[r]));
+    kept[r] = next == softmax[r].most ? 1.0f : std::exp2(softmax[r].most - next);
+    softmax[r].most = next;
+    shifts[r] = next == kNever ? 0.0f : next;  // of nothing but -inf all weights are 0
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    float* row = scores + r * stride;
+    const __m256 shift = _mm256_set1_ps(shifts[r]);
+    __m256 total = _mm256_setzero_ps(), other = _mm256_setzero_ps();
+    for (int i = 0; i < count; i += 2 * kLanes) {
+      const __m256 weight = exp2_8(_mm256_sub_ps(load8(row + i), shift));
+      const __m256 next_weight = exp2_8(_mm256_sub_ps(load8(row + i + kLanes), shift));
+      store8(row + i, weight);
+      store8(row + i + kLanes, next_weight);
+      total = _mm256_add_ps(total, weight);
+      other = _mm256_add_ps(other, next_weight);
+    }
+    sums[r] = sum8(_mm256_add_ps(total, other));
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) softmax[r].sum = softmax[r].sum * kept[r] + sums[r];
+}
 
 // Asks for a head's numbers before they are needed.
 template <class T>
@@ -155,9 +170,10 @@ void attend_token(const HeadReader<T>& reader, const float* queries, int dim, in
       if constexpr (std::is_same_v<T, int8_t>) reader.apply_scales(first, count, 0, own);
       if (cap > 0) cap_scores(own, count, cap);
       std::fill_n(own + count, kKeys - count, kNever);
-      kept[h] = softmax[h].take(own);
-      if constexpr (std::is_same_v<T, int8_t>) reader.apply_scales(first, count, 1, own);
     }
+    take_rows<Heads>(softmax, scores, kKeys, kKeys, kept);
+    if constexpr (std::is_same_v<T, int8_t>)
+      for (int h = 0; h < Heads; ++h) reader.apply_scales(first, count, 1, scores + h * kKeys);
     constexpr int kVectors = Heads <= 3 ? 4 : 2;
     int d = 0;
     for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes)

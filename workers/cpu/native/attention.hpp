@@ -69,15 +69,15 @@ class AttentionPlan {
         const HeadReader<T> reader(layer, table, piece.kv_head);
         const int rows = piece.span.count * sharing;
         scratch.fit(rows, dim);
-        gather(piece, dim, form.scale, queries, scratch.queries.data());
+        gather(piece, dim, kLog2OfE * form.scale, queries, scratch.queries);
         if (piece.span.count == 1)
           attend_one(reader, piece, dim, form, scratch);
         else
           attend_chunk(reader, Chunk{piece.span.count, sharing, dim, piece.span.start,
-                                     window_of(form), form.soft_cap}, scratch);
+                                     window_of(form), kLog2OfE * form.soft_cap}, scratch);
         if (piece.partial >= 0) {
           float* to = partials_.data() + piece.partial * partial_floats;
-          std::copy_n(scratch.values.data(), sharing * dim, to);
+          std::copy_n(scratch.values, sharing * dim, to);
           for (int h = 0; h < sharing; ++h) {
             to[sharing * dim + 2 * h] = scratch.softmax[static_cast<size_t>(h)].most;
             to[sharing * dim + 2 * h + 1] = scratch.softmax[static_cast<size_t>(h)].sum;
@@ -178,13 +178,13 @@ class AttentionPlan {
       for (int h = 0; h < sharing; ++h) {
         const int row = token * sharing + h, head = piece.kv_head * sharing + h;
         finish(scratch.softmax[static_cast<size_t>(row)], sinks ? sinks + head : nullptr,
-               scratch.values.data() + row * dim, dim,
+               scratch.values + row * dim, dim,
                outputs.row(piece.span.row + token) + head * dim);
       }
   }
 
   static void finish(Softmax softmax, const float* sink, const float* values, int dim, float* to) {
-    const float kept = sink != nullptr ? softmax.take_sink(*sink) : 1.0f;
+    const float kept = sink != nullptr ? softmax.take_sink(kLog2OfE * *sink) : 1.0f;
     const __m256 factor = _mm256_set1_ps(kept / softmax.sum);
     for (int d = 0; d < dim; d += kLanes) store8(to + d, _mm256_mul_ps(load8(values + d), factor));
   }
@@ -197,10 +197,10 @@ class AttentionPlan {
     const int64_t begin = std::max(piece.begin, seen);
     const int64_t end = std::max(piece.end, begin);
     for (int h = 0; h < sharing;) {
-      const float* queries = scratch.queries.data() + h * dim;
-      float* values = scratch.values.data() + h * dim;
+      const float* queries = scratch.queries + h * dim;
+      float* values = scratch.values + h * dim;
       Softmax* softmax = scratch.softmax.data() + h;
-      const float cap = form.soft_cap;
+      const float cap = kLog2OfE * form.soft_cap;
       switch (sharing - h) {
         case 1: attend_token<T, 1>(reader, queries, dim, begin, end, cap, softmax, values); break;
         case 2: attend_token<T, 2>(reader, queries, dim, begin, end, cap, softmax, values); break;
@@ -224,7 +224,7 @@ class AttentionPlan {
         const float most = from[sharing * dim + 2 * h], sum = from[sharing * dim + 2 * h + 1];
         if (most == kNever) continue;  // all its positions lie before the window
         const float next = std::max(softmax.most, most);
-        const float old_kept = std::exp(softmax.most - next), new_kept = std::exp(most - next);
+        const float old_kept = std::exp2(softmax.most - next), new_kept = std::exp2(most - next);
         softmax.sum = softmax.sum * old_kept + sum * new_kept;
         softmax.most = next;
         for (int d = 0; d < dim; ++d) to[d] = to[d] * old_kept + from[h * dim + d] * new_kept;

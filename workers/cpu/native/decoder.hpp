@@ -44,7 +44,7 @@ class RowBuffer {
     const int64_t stride = (width + kGroup - 1) / kGroup * kGroup;
     if (rows * stride > size_) {
       size_ = rows * stride;
-      data_.reset(static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(size_) * 4)));
+      data_ = make_large(size_);
       std::fill_n(data_.get(), size_, 0.0f);
     }
     return rows_ = Rows{data_.get(), stride};
@@ -52,10 +52,7 @@ class RowBuffer {
   const Rows& rows() const { return rows_; }
 
  private:
-  struct Free {
-    void operator()(float* data) const { std::free(data); }
-  };
-  std::unique_ptr<float, Free> data_;
+  LargeFloats data_;
   int64_t size_ = 0;
   Rows rows_{nullptr, 0};
 };

@@ -9,9 +9,11 @@ namespace blockyard {
 
 // Rows handled at once: their inputs stay in the second-level cache while panels pass by.
 constexpr int kMostRows = 96;
+// Panels whose sums are kept at once.
+constexpr int kMostPanels = 8;
 
 struct alignas(64) LinearScratch {
-  float sums[2][kMostRows * kPanel];
+  float sums[kMostPanels][kMostRows * kPanel];
   float wide[kStretch * kPanel];
 };
 
@@ -35,33 +37,39 @@ struct ConstRows {
   const float* row(int64_t index) const { return data + index * stride; }
 };
 
-// Runs finish(scratch, first row, count, first panel) for every piece once its sums are there, of
-// `Width` neighbouring panels: `scratch.sums[i]` holds those of panel `first panel + i`.
+// Runs finish(sums, first row, count, first panel) for every `Width` neighbouring panels and some
+// rows, once their sums are there: `sums[i]` holds those of panel `first panel + i`.
 template <int Width, class Finish>
 void for_pieces(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_t rows,
                 Finish&& finish) {
   if (rows == 0) return;
-  const auto blocks = static_cast<int>((rows + kMostRows - 1) / kMostRows);
+  // Blocks of rows end with whole tiles.
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  constexpr int kMostTiles = kMostRows / kTileRows;
+  const auto blocks = static_cast<int>((tiles + kMostTiles - 1) / kMostTiles);
   const auto units = static_cast<int>(layer.panels() / Width);
   // A chunk is long enough to make claiming it cheap and its memory one stream, and there are
   // enough of them for a late thread to cost little.
   const int wanted = std::max(1, 12 * pool.threads() / blocks);
   const int size = std::max(1, units / wanted);
   const int pieces = (units + size - 1) / size;
-  const int64_t depth = layer.padded_inputs();
   pool.run(blocks * pieces, [&](int chunk, int) {
     LinearScratch& scratch = linear_scratch();
     const int block = chunk / pieces;
-    const int64_t first = rows * block / blocks;
-    const auto count = static_cast<int>(rows * (block + 1) / blocks - first);
+    const int64_t first = tiles * block / blocks * kTileRows;
+    const int64_t until = std::min(rows, tiles * (block + 1) / blocks * kTileRows);
+    const auto count = static_cast<int>(until - first);
     const int begin = chunk % pieces * size;
     const int end = std::min(begin + size, units);
     with_reader(layer.storage, [&](auto reader) {
-      for (int unit = begin; unit < end; ++unit) {
-        for (int i = 0; i < Width; ++i)
-          multiply_panel(reader, inputs.row(first), inputs.stride, count,
-                         layer.panel(unit * Width + i), depth, scratch.sums[i], scratch.wide);
-        finish(scratch, first, count, static_cast<int64_t>(unit) * Width);
+      constexpr int kUnits = kMostPanels / Width;
+      for (int unit = begin; unit < end; unit += kUnits) {
+        const int taking = std::min(kUnits, end - unit);
+        const int64_t panel = int64_t{unit} * Width;
+        multiply_panels(reader, inputs.row(first), inputs.stride, count, layer, panel,
+                        taking * Width, scratch.sums[0], kMostRows * kPanel, scratch.wide);
+        for (int i = 0; i < taking; ++i)
+          finish(scratch.sums + i * Width, first, count, panel + i * Width);
       }
     });
   });
@@ -72,7 +80,7 @@ void for_pieces(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_
 inline void linear(ThreadPool& pool, const Weights& layer, const float* bias, ConstRows inputs,
                    int64_t rows, Rows outputs, bool add, const LowRank* adapters) {
   for_pieces<1>(pool, layer, inputs, rows,
-                [&](LinearScratch& scratch, int64_t first, int count, int64_t panel) {
+                [&](const auto* found, int64_t first, int count, int64_t panel) {
     const int64_t column = panel * kPanel;
     __m256 bias_a = _mm256_setzero_ps(), bias_b = _mm256_setzero_ps();
     if (bias != nullptr) {
@@ -80,7 +88,7 @@ inline void linear(ThreadPool& pool, const Weights& layer, const float* bias, Co
       bias_b = load8(bias + column + kLanes);
     }
     for (int row = 0; row < count; ++row) {
-      const float* sums = scratch.sums[0] + row * kPanel;
+      const float* sums = found[0] + row * kPanel;
       float* to = outputs.row(first + row) + column;
       __m256 a = _mm256_add_ps(load8(sums), bias_a);
       __m256 b = _mm256_add_ps(load8(sums + kLanes), bias_b);
@@ -99,10 +107,10 @@ inline void linear(ThreadPool& pool, const Weights& layer, const float* bias, Co
 inline void gated_linear(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_t rows,
                          Rows outputs, const LowRank* adapters) {
   for_pieces<2>(pool, layer, inputs, rows,
-                [&](LinearScratch& scratch, int64_t first, int count, int64_t panel) {
+                [&](const auto* found, int64_t first, int count, int64_t panel) {
     for (int row = 0; row < count; ++row) {
-      const float* gate = scratch.sums[0] + row * kPanel;
-      const float* up = scratch.sums[1] + row * kPanel;
+      const float* gate = found[0] + row * kPanel;
+      const float* up = found[1] + row * kPanel;
       __m256 gate_a = load8(gate), gate_b = load8(gate + kLanes);
       __m256 up_a = load8(up), up_b = load8(up + kLanes);
       if (adapters != nullptr) {

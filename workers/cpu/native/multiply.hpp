@@ -6,6 +6,8 @@
 // and meanwhile the next stretch is fetched from memory: reading and computing overlap.
 #pragma once
 
+#include <utility>
+
 #include "weights.hpp"
 
 namespace blockyard {
@@ -13,10 +15,26 @@ namespace blockyard {
 // Inputs of a panel that are handled at once: 18 KiB of float32, so that rows fit beside them.
 constexpr int kStretch = 288;
 constexpr int kTileRows = 6;
+// Inputs of so many bytes stay in the second-level cache while panels pass by.
+constexpr int64_t kCachedBytes = 256 * 1024;
+
+template <int Rows>
+[[gnu::always_inline]] inline void multiply_input(const float* rows, int64_t row_stride,
+                                                  const float* weights, __m256 (&a)[Rows],
+                                                  __m256 (&b)[Rows]) {
+  const __m256 w = load8(weights), v = load8(weights + kLanes);
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    const __m256 x = _mm256_broadcast_ss(rows + r * row_stride);
+    a[r] = _mm256_fmadd_ps(x, w, a[r]);
+    b[r] = _mm256_fmadd_ps(x, v, b[r]);
+  }
+}
 
 // Adds rows times `inputs` weights of a float32 panel to sums of `[Rows][16]`, or sets them.
-// `ahead` is fetched, 64 bytes at a time, `ahead_step` bytes for each input.
-template <int Rows>
+// `ahead` is fetched, 64 bytes at a time, `ahead_step` bytes for each input. A short loop is unrolled
+// so far that its end can be foreseen.
+template <int Rows, int Unrolled = 2>
 inline void multiply_tile(const float* rows, int64_t row_stride, const float* panel, int inputs,
                           float* sums, int64_t sum_stride, bool add, const char* ahead,
                           int64_t ahead_step) {
@@ -26,16 +44,17 @@ inline void multiply_tile(const float* rows, int64_t row_stride, const float* pa
     a[r] = add ? load8(sums + r * sum_stride) : _mm256_setzero_ps();
     b[r] = add ? load8(sums + r * sum_stride + kLanes) : _mm256_setzero_ps();
   }
-  for (int input = 0; input < inputs; ++input) {
-    const __m256 w = load8(panel + input * kPanel);
-    const __m256 v = load8(panel + input * kPanel + kLanes);
-    _mm_prefetch(ahead + input * ahead_step, _MM_HINT_T0);
-#pragma GCC unroll 6
-    for (int r = 0; r < Rows; ++r) {
-      const __m256 x = _mm256_broadcast_ss(rows + r * row_stride + input);
-      a[r] = _mm256_fmadd_ps(x, w, a[r]);
-      b[r] = _mm256_fmadd_ps(x, v, b[r]);
+  if constexpr (Unrolled == 2) {
+#pragma GCC unroll 2
+    for (int input = 0; input < inputs; ++input) {
+      _mm_prefetch(ahead + input * ahead_step, _MM_HINT_T0);
+      multiply_input(rows + input, row_stride, panel + input * kPanel, a, b);
     }
+  } else {
+    static_assert(Unrolled == 16);
+#pragma GCC unroll 16
+    for (int input = 0; input < inputs; ++input)
+      multiply_input(rows + input, row_stride, panel + input * kPanel, a, b);
   }
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
@@ -192,42 +211,38 @@ inline void multiply_and_widen(Reader reader, const float* rows, int64_t row_str
   }
 }
 
-// Many rows: `sums` is `[rows][16]`, `wide` room for `kStretch * 16` floats.
+// Many rows: adds a stretch of a panel to sums, `[rows][16]`, or sets them. `wide` is room for
+// `kStretch * 16` floats; what lies at `ahead` is fetched meanwhile.
 template <class Reader>
-inline void multiply_stretches(Reader reader, const float* rows, int64_t row_stride, int count,
-                               const std::byte* panel, int64_t inputs, float* sums, float* wide) {
+inline void multiply_stretch(Reader reader, const float* rows, int64_t row_stride, int count,
+                             const std::byte* panel, int depth, float* sums, bool add,
+                             float* wide, const std::byte* ahead) {
   constexpr bool kIsWide = Reader::storage == Storage::kFloat32;
+  const int64_t bytes = depth / kGroup * group_bytes(Reader::storage);
   const int tiles = (count + kTileRows - 1) / kTileRows;
-  for (int64_t begin = 0; begin < inputs; begin += kStretch) {
-    const int depth = static_cast<int>(std::min<int64_t>(kStretch, inputs - begin));
-    const int64_t bytes = depth / kGroup * group_bytes(Reader::storage);
-    // What follows in memory, spread over the tiles: the next stretch, or the next panel's first.
-    const auto* ahead = reinterpret_cast<const char*>(panel) + bytes;
-    const int64_t step = std::max<int64_t>(bytes / depth / tiles, 1);
-    int tile = 0;
-    for_tiles(count, [&](auto tile_rows, int first) {
-      const float* from = rows + first * row_stride + begin;
-      float* to = sums + first * kPanel;
-      if constexpr (kIsWide) {
-        multiply_tile<tile_rows>(from, row_stride, reinterpret_cast<const float*>(panel), depth, to,
-                                 kPanel, begin > 0, ahead + tile * step * depth, step);
-      } else if (tile == 0) {
-        multiply_and_widen<tile_rows>(reader, from, row_stride, panel, depth, to, begin > 0, wide);
-      } else {
-        multiply_tile<tile_rows>(from, row_stride, wide, depth, to, kPanel, begin > 0,
-                                 ahead + tile * step * depth, step);
-      }
-      ++tile;
-    });
-    panel += bytes;
-  }
+  const int64_t step = std::max<int64_t>(bytes / depth / tiles, 1);
+  const auto* fetched = reinterpret_cast<const char*>(ahead);
+  int tile = 0;
+  for_tiles(count, [&](auto tile_rows, int first) {
+    const float* from = rows + first * row_stride;
+    float* to = sums + first * kPanel;
+    if constexpr (kIsWide) {
+      multiply_tile<tile_rows>(from, row_stride, reinterpret_cast<const float*>(panel), depth, to,
+                               kPanel, add, fetched, step);
+    } else if (tile == 0) {
+      multiply_and_widen<tile_rows>(reader, from, row_stride, panel, depth, to, add, wide);
+    } else {
+      multiply_tile<tile_rows>(from, row_stride, wide, depth, to, kPanel, add, fetched, step);
+    }
+    ++tile;
+    fetched += step * depth;
+  });
 }
 
-// Sums of `count` rows and one panel, `[count][16]`. Rows are readable, and finite, up to the
-// padded number of inputs.
+// At most 6 rows: sums of them and one panel, `[count][16]`.
 template <class Reader>
 inline void multiply_panel(Reader reader, const float* rows, int64_t row_stride, int count,
-                           const std::byte* panel, int64_t inputs, float* sums, float* wide) {
+                           const std::byte* panel, int64_t inputs, float* sums) {
   if constexpr (Reader::storage == Storage::kInt8 || Reader::storage == Storage::kInt4) {
     if (count == 1) return multiply_groups<1>(reader, rows, row_stride, panel, inputs, sums);
     if (count == 2) return multiply_groups<2>(reader, rows, row_stride, panel, inputs, sums);
@@ -238,9 +253,45 @@ inline void multiply_panel(Reader reader, const float* rows, int64_t row_stride,
     case 3: return multiply_direct<3>(reader, rows, row_stride, panel, inputs, sums);
     case 4: return multiply_direct<4>(reader, rows, row_stride, panel, inputs, sums);
     case 5: return multiply_direct<5>(reader, rows, row_stride, panel, inputs, sums);
-    case 6: return multiply_direct<6>(reader, rows, row_stride, panel, inputs, sums);
-    default:
-      return multiply_stretches(reader, rows, row_stride, count, panel, inputs, sums, wide);
+    default: return multiply_direct<6>(reader, rows, row_stride, panel, inputs, sums);
+  }
+}
+
+// Sums of `count` rows and some neighbouring panels, `[panels][sum_stride]`. Rows are readable, and
+// finite, up to the padded number of inputs. Where they do not stay in the second-level cache, all
+// panels take a stretch of them before the next one.
+template <class Reader>
+inline void multiply_panels(Reader reader, const float* rows, int64_t row_stride, int count,
+                            const Weights& layer, int64_t first, int panels, float* sums,
+                            int64_t sum_stride, float* wide) {
+  const int64_t inputs = layer.padded_inputs();
+  if (count <= kTileRows) {
+    for (int i = 0; i < panels; ++i)
+      multiply_panel(reader, rows, row_stride, count, layer.panel(first + i), inputs,
+                     sums + i * sum_stride);
+    return;
+  }
+  // Stretches are even, and of whole groups.
+  const int64_t most = (inputs + kStretch - 1) / kStretch;
+  const int64_t length = (inputs / kGroup + most - 1) / most * kGroup;
+  const auto stretches = static_cast<int>((inputs + length - 1) / length);
+  const bool by_panel = count * inputs * int64_t{sizeof(float)} <= kCachedBytes;
+  const auto place = [&](int number) {
+    const int panel = by_panel ? number / stretches : number % panels;
+    const int stretch = by_panel ? number % stretches : number / panels;
+    return std::pair{panel, stretch * length};
+  };
+  const auto weights = [&](int number) {
+    const auto [panel, begin] = place(number);
+    return layer.panel(first + panel) + begin / kGroup * group_bytes(Reader::storage);
+  };
+  const int all = panels * stretches;
+  for (int number = 0; number < all; ++number) {
+    const auto [panel, begin] = place(number);
+    const auto depth = static_cast<int>(std::min(length, inputs - begin));
+    const std::byte* ahead = number + 1 < all ? weights(number + 1) : layer.panel(first + panels);
+    multiply_stretch(reader, rows + begin, row_stride, count, weights(number), depth,
+                     sums + panel * sum_stride, begin > 0, wide, ahead);
   }
 }
 

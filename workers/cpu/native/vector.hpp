@@ -81,6 +81,28 @@ inline __m256 exp8(__m256 x) {
   return _mm256_andnot_ps(vanishes, _mm256_mul_ps(y, _mm256_castsi256_ps(exponent)));
 }
 
+// 2^x of what is not above 0, to about 2 units in the last place (coefficients of Cephes' exp2f).
+// Below -126 it is 0, so that a score of -inf weighs nothing.
+inline __m256 exp2_8(__m256 x) {
+  const __m256 lowest = _mm256_set1_ps(-126.0f);
+  const __m256 vanishes = _mm256_cmp_ps(x, lowest, _CMP_LT_OQ);
+  x = _mm256_max_ps(lowest, x);  // in this order of operands a NaN stays one
+  // Added to this number, x loses its fraction; the lowest bits of the sum are the whole part.
+  const __m256 rounder = _mm256_set1_ps(12582912.0f);
+  const __m256 shifted = _mm256_add_ps(x, rounder);
+  x = _mm256_sub_ps(x, _mm256_sub_ps(shifted, rounder));
+  __m256 y = _mm256_set1_ps(1.535336188319500e-4f);
+  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.339887440266574e-3f));
+  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(9.618437357674640e-3f));
+  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(5.550332471162809e-2f));
+  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(2.402264791363012e-1f));
+  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(6.931472028550421e-1f));
+  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.0f));
+  const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+  return _mm256_andnot_ps(
+      vanishes, _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent)));
+}
+
 // x / (1 + e^-x)
 inline __m256 silu8(__m256 x) {
   const __m256 one = _mm256_set1_ps(1.0f);
