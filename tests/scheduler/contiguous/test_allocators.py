@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -76,7 +76,12 @@ class ContiguousMachine(RuleBasedStateMachine):
             assert (books.internal, books.moves) == (0, 0)
 
 
-ContiguousMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+ContiguousMachine.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 test_any_order_of_calls = ContiguousMachine.TestCase
 
 
