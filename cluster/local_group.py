@@ -5,17 +5,20 @@ The executor runs in a thread of its own, so that the event loop stays free duri
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from blockyard.cluster.group import GroupLost
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.workers.adapter_description import AdapterDescription, AdapterRefused
-from blockyard.workers.config import Executor, TakesAdapters, WorkerProfile
+from blockyard.workers.config import Executor, FinishesMoves, TakesAdapters, WorkerProfile
 
 __all__ = ["LocalGroup"]
 
 logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.0005
 
 
 class LocalGroup:
@@ -36,6 +39,8 @@ class LocalGroup:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blockyard-rank")
         self._acknowledged = 0
         self._lost: str | None = None
+        self._num_waiting = 0
+        self._executed = 0
         self._callback: Callable[[], None] = lambda: None
 
     async def load(self) -> WorkerProfile:
@@ -77,13 +82,16 @@ class LocalGroup:
         if self._lost is not None:
             raise GroupLost(self._lost)
         loop = asyncio.get_running_loop()
+        self._num_waiting += 1
         try:
             result = await loop.run_in_executor(self._thread, self._execute, plan)
         except GroupLost:
             self._callback()
             raise
-        self._acknowledged = result.step
-        self._callback()
+        if result.moving:
+            self._look_for_moves(loop)
+        else:
+            self._acknowledge(result.step)
         return result
 
     async def load_adapter(self, adapter: AdapterDescription) -> None:
@@ -109,10 +117,34 @@ class LocalGroup:
         await asyncio.to_thread(self._thread.shutdown)
         self._executor = None
 
+    def _look_for_moves(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Acknowledge steps whose moves outlast them, when these have ended."""
+
+        def told(looked: "asyncio.Future[int]") -> None:
+            if not looked.cancelled() and looked.exception() is None:
+                self._acknowledge(looked.result())
+
+        loop.run_in_executor(self._thread, self._await_moves).add_done_callback(told)
+
+    def _await_moves(self) -> int:
+        """In the thread: the newest finished step, once all are or another plan has come."""
+        executor = self._loaded()
+        assert isinstance(executor, FinishesMoves), "who else tells of moves"
+        while executor.finished_step < self._executed and not self._num_waiting:
+            time.sleep(_LOOK_SECONDS)
+        return executor.finished_step
+
+    def _acknowledge(self, step: int) -> None:
+        if step > self._acknowledged:
+            self._acknowledged = step
+            self._callback()
+
     def _execute(self, plan: StepPlan) -> StepResult:
         """In the thread: run a step, unless one before it failed. Who waits behind it learns so."""
+        self._num_waiting -= 1
         if self._lost is not None:
             raise GroupLost(self._lost)
+        self._executed = plan.step
         try:
             return self._loaded().execute(plan)
         except Exception as error:

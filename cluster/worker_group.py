@@ -36,6 +36,7 @@ class WorkerGroup:
         self._codec = codec
         self._connections = connections
         self._acknowledged = [0] * len(connections)
+        self._answered = 0
         self._callback: Callable[[], None] = lambda: None
         self._pending: deque[asyncio.Future[StepResult]] = deque()
         self._sent_step = 0
@@ -134,17 +135,27 @@ class WorkerGroup:
     def _take(self, rank: int, message: WorkerToEngine) -> None:
         match message:
             case Executed(result) if rank == 0:
-                self._acknowledge(rank, result.step)
+                if result.moving:
+                    self._note_answered(result.step)
+                else:
+                    self._acknowledge(rank, result.step)
+                    self._answered = result.step
                 # Results come in the order of plans. Who was cancelled meanwhile wants none.
                 pending = self._pending.popleft()
                 if not pending.done():
                     pending.set_result(result)
-            case Acknowledged(step) if rank != 0:
+            case Acknowledged(step) if rank != 0 or step <= self._answered:
                 self._acknowledge(rank, step)
             case WorkerFailed(step, reason):
                 raise WireError(f"failed in step {step}: {reason}")
             case _:
                 raise WireError(f"sent {type(message).__name__}, which is not its to send")
+
+    def _note_answered(self, step: int) -> None:
+        """Note a result of a step that rank 0 has not finished."""
+        if step != self._answered + 1:
+            raise WireError(f"answered step {step} after {self._answered}")
+        self._answered = step
 
     def _acknowledge(self, rank: int, step: int) -> None:
         """Note that a rank has finished a step; a wrong number would open fences too early."""

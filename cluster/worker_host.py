@@ -15,13 +15,9 @@ from typing import TypeVar
 
 from blockyard.cluster.blocking_wire import receive_frame
 from blockyard.cluster.handshake import handshake_as_server, new_secret
-from blockyard.cluster.messages import (
-    Acknowledged,
-    Executed,
-    ToWorker,
-    WorkerFailed,
-)
+from blockyard.cluster.messages import ToWorker, WorkerFailed
 from blockyard.cluster.moves.block_door import BlockDoor
+from blockyard.cluster.step_answers import StepAnswers
 from blockyard.cluster.wire import Codec, Endpoint, tune
 from blockyard.workers.adapter_description import AdapterDescription, AdapterRefused
 from blockyard.workers.config import Executor, TakesAdapters, WorkerProfile
@@ -161,6 +157,9 @@ class WorkerHost:
         """Run plans until the engine hangs up, or until the first failure: then nobody knows what
         the device or the pool holds."""
         codec: Codec[ToWorker] = Codec(ToWorker)
+        answers = StepAnswers(
+            self._rank, executor, lambda answer: engine.sendall(codec.encode(answer))
+        )
         while (payload := receive_frame(engine)) is not None:
             plan = codec.decode(payload).plan
             try:
@@ -171,8 +170,8 @@ class WorkerHost:
                 engine.sendall(codec.encode(WorkerFailed(plan.step, reason)))
                 _let_it_be_read(engine)
                 return
-            answer = Executed(result) if self._rank == 0 else Acknowledged(result.step)
-            engine.sendall(codec.encode(answer))
+            answers.answer(result)
+            answers.wait_for_plan(engine)
 
 
 def _let_it_be_read(engine: socket.socket) -> None:

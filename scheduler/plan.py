@@ -270,7 +270,11 @@ class StepResult:
             that could not be sampled is negative.
         errors: requests whose logits could not be sampled.
         compute_seconds: time the worker spent in the step, copies left out.
-        copy_seconds: time the worker spent moving blocks to and from the host.
+        copy_seconds: time it took to move blocks to and from the host, of moves that have ended
+            since the result before.
+        moved_blocks: how many these were.
+        moving: whether moves of this step, or of one before, have not ended: its rank has not
+            finished it yet, and acknowledges it later.
         sample_seconds: the part of `compute_seconds` that went to choosing tokens.
         guesses: one token for each `GUESS` of the plan, in plan order.
         logprobs: one for each of `token_ids`, None where not wanted; empty when nobody wants any.
@@ -286,3 +290,5 @@ class StepResult:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     sample_seconds: float = 0.0
     guesses: tuple[int, ...] = ()
+    moved_blocks: int = 0
+    moving: bool = False

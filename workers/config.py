@@ -18,6 +18,7 @@ __all__ = [
     "WEIGHTS",
     "AllocatorMemory",
     "Executor",
+    "FinishesMoves",
     "Formation",
     "TakesAdapters",
     "WorkerConfig",
@@ -180,6 +181,16 @@ class Executor(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. An exception means that this rank is lost."""
+        ...
+
+
+@runtime_checkable
+class FinishesMoves(Protocol):
+    """An `Executor` whose moves of blocks may go on when a step is over."""
+
+    @property
+    def finished_step(self) -> int:
+        """Newest step of which, and of all before which, nothing goes on any more."""
         ...
 
 

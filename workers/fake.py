@@ -144,6 +144,7 @@ class WitnessWorker:
             logprobs=_logprobs(tops, token_ids),
             prompt_logprobs=self._score(self._tables, plan),
             guesses=tuple(made),
+            moved_blocks=len(plan.swap_outs) + len(plan.swap_ins),
         )
 
     def _likeliest(

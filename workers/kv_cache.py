@@ -68,7 +68,9 @@ class KVCache(KVLayers):
         if device.type == "cuda" and num_host_blocks:
             unlock = _lock_pages(self.host_pool)
             weakref.finalize(self, unlock)
-        self._mover = mover(self.pool, self.host_pool)
+        # One for each direction: both may be under way, each with memory to gather blocks in.
+        self._out_mover = mover(self.pool, self.host_pool)
+        self._in_mover = mover(self.pool, self.host_pool)
 
     @property
     def num_host_blocks(self) -> int:
@@ -94,33 +96,49 @@ class KVCache(KVLayers):
             ValueError: a block is outside its pool, or what one column does depends on the order
                 within it. Nothing was moved.
         """
+        self.check_moves(swap_outs, copies, swap_ins)
+        seconds = self._timed(self.swap_out, swap_outs)
+        self.copy(copies)
+        return seconds + self._timed(self.swap_in, swap_ins)
+
+    def check_moves(
+        self,
+        swap_outs: Sequence[BlockCopy],
+        copies: Sequence[BlockCopy],
+        swap_ins: Sequence[BlockCopy],
+    ) -> None:
+        """Prove that a plan's moves can be made.
+
+        Raises:
+            ValueError: see `move`.
+        """
         _check("swapped out", swap_outs, self.num_blocks, self.num_host_blocks)
         _check("copied", copies, self.num_blocks, self.num_blocks)
         _check("swapped in", swap_ins, self.num_host_blocks, self.num_blocks)
         chained = {move.source for move in copies} & {move.destination for move in copies}
         if chained:
             raise ValueError(f"block {min(chained)} is copied while another is copied over it")
-        seconds = self._timed(self._swap_out, swap_outs)
-        self._copy(copies)
-        return seconds + self._timed(self._swap_in, swap_ins)
 
-    def _swap_out(self, moves: Sequence[BlockCopy]) -> None:
-        if self._mover is None:
+    def swap_out(self, moves: Sequence[BlockCopy]) -> None:
+        """Queue moves to the host, which `check_moves` has seen, on torch's current stream."""
+        if self._out_mover is None:
             _copy_runs(self.pool, self.host_pool, moves)
         else:
-            self._mover.swap_out(_pairs(moves))
+            self._out_mover.swap_out(_pairs(moves))
 
-    def _copy(self, moves: Sequence[BlockCopy]) -> None:
-        if self._mover is None:
+    def copy(self, moves: Sequence[BlockCopy]) -> None:
+        """The same for copies."""
+        if self._out_mover is None:
             _copy_runs(self.pool, self.pool, moves)
         else:
-            self._mover.copy(_pairs(moves))
+            self._out_mover.copy(_pairs(moves))
 
-    def _swap_in(self, moves: Sequence[BlockCopy]) -> None:
-        if self._mover is None:
+    def swap_in(self, moves: Sequence[BlockCopy]) -> None:
+        """The same for moves from the host."""
+        if self._in_mover is None:
             _copy_runs(self.host_pool, self.pool, moves)
         else:
-            self._mover.swap_in(_pairs(moves))
+            self._in_mover.swap_in(_pairs(moves))
 
     def _timed(
         self, swap: Callable[[Sequence[BlockCopy]], None], moves: Sequence[BlockCopy]

@@ -6,6 +6,7 @@ Units: tokens, blocks, bytes, seconds.
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from blockyard.workers.attention import CachedAttention
 from blockyard.workers.backend_choice import choose_backend
 from blockyard.workers.backends import resolve_device
 from blockyard.workers.batch import BatchBuilder, FlatBatch
+from blockyard.workers.block_transfers import BlockTransfers
 from blockyard.workers.collectives import Communicator
 from blockyard.workers.config import WorkerConfig, WorkerProfile
 from blockyard.workers.draft_loading import draft_config, load_draft
@@ -34,6 +36,7 @@ from blockyard.workers.kv_dtype import geometry_of
 from blockyard.workers.kv_layers import KVGeometry
 from blockyard.workers.kv_scales import settle_head_scales
 from blockyard.workers.model import DecoderModel
+from blockyard.workers.move_lanes import Lane, lanes_of
 from blockyard.workers.progress import ProgressReporter, SilentProgress
 from blockyard.workers.prompt_scores import score_prompts
 from blockyard.workers.room import measure_rank
@@ -54,6 +57,7 @@ class ModelWorker:
         communicator: this rank's end of its group, joined by others before the first step; None
             makes one, for a rank that is alone.
         new_capturer: makes what captures CUDA graphs; None means the device's own, if it has one.
+        make_lanes: where blocks move beside the steps.
 
     Raises:
         ValueError: a device that this machine lacks.
@@ -65,9 +69,11 @@ class ModelWorker:
         progress: ProgressReporter | None = None,
         communicator: Communicator | None = None,
         new_capturer: NewCapturer | None = None,
+        make_lanes: Callable[[torch.device], tuple[Lane, Lane]] = lanes_of,
     ) -> None:
         self._config = config
         self._new_capturer = new_capturer
+        self._make_lanes = make_lanes
         self._communicator = communicator or Communicator(config.rank, config.world_size)
         self._progress = progress if progress is not None else SilentProgress()
         self._device = resolve_device(config.device)
@@ -75,6 +81,7 @@ class ModelWorker:
         self._model: DecoderModel | None = None
         self._draft: DraftModel | None = None
         self._cache: KVCache | None = None
+        self._transfers: BlockTransfers | None = None
         self._batches: BatchBuilder | None = None
         self._adapters: AdapterBank | None = None
         self._setup: GraphSetup | None = None
@@ -124,7 +131,9 @@ class ModelWorker:
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Make the pools; see `Executor`."""
         model, setup = self._loaded(), self._setup
-        self._cache = self._graphs = None  # their memory is needed
+        if self._transfers is not None:
+            self._transfers.finish()
+        self._cache = self._graphs = self._transfers = None  # their memory is needed
         assert setup is not None, "it comes with the model"
         self._cache = KVCache(
             self._geometry(model),
@@ -134,6 +143,7 @@ class ModelWorker:
             self._backend.mover,
             null_block=setup.refusal is None,
         )
+        self._transfers = BlockTransfers(self._cache, self._make_lanes(self._device))
         with torch.inference_mode():
             self._graphs = setup.make(self._cache)
         self._batches = BatchBuilder(
@@ -153,7 +163,7 @@ class ModelWorker:
             PlanError: the plan contradicts the ones before it.
             ValueError: it moves blocks that the pools do not have.
         """
-        if self._cache is None or self._batches is None:
+        if self._cache is None or self._batches is None or self._transfers is None:
             raise RuntimeError("a plan came before the pool was made; call allocate first")
         if not self._communicator.joined:
             raise RuntimeError("a plan came before the ranks met; have them join a group first")
@@ -162,15 +172,22 @@ class ModelWorker:
             settle_head_scales(self._cache.beside, self._draft.model, draft_config(self._config))
         began = time.perf_counter()
         batch = self._batches.apply(plan)
-        copy_seconds = self._cache.move(plan.swap_outs, plan.copies, plan.swap_ins)
-        result = StepResult(plan.step, (), copy_seconds=copy_seconds)
+        moving = time.perf_counter()
+        self._transfers.begin(plan, batch.attention if batch is not None else None)
+        moving = time.perf_counter() - moving  # all of it, where there is nothing beside the steps
+        result = StepResult(plan.step, ())
         if batch is not None:
             with torch.inference_mode():
                 batch, result = self._run(self._loaded(), self._cache, batch, result)
             if not self._communicator.rank:
                 self._batches.note_sampled(batch, result.token_ids)
         seconds = time.perf_counter() - began
-        return replace(result, compute_seconds=seconds - copy_seconds)
+        return self._transfers.tell(replace(result, compute_seconds=seconds - moving))
+
+    @property
+    def finished_step(self) -> int:
+        """See `FinishesMoves`."""
+        return self._transfers.finished_step if self._transfers is not None else 0
 
     def host_memory(self) -> HostMemory | None:
         """See `SharesHostMemory`."""

@@ -88,7 +88,8 @@ class StepMeter:
         wire, copy, forward, sample, commit = self._parts[1:]
         since = max(self._sent.popleft(), self._arrived)
         self._arrived = arrived
-        wire.add(arrived - since - result.compute_seconds - result.copy_seconds)
+        # Copies beside the step are none of its time.
+        wire.add(max(0.0, arrived - since - result.compute_seconds - result.copy_seconds))
         copy.add(result.copy_seconds)
         forward.add(result.compute_seconds - result.sample_seconds)
         sample.add(result.sample_seconds)

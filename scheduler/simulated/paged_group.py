@@ -102,6 +102,7 @@ class PagedGroup(SimulatedGroup):
             token_ids=tuple(answers[handle] for handle, samples in rows if samples),
             compute_seconds=self._compute_seconds,
             copy_seconds=self._cost.copy_seconds(copied),
+            moved_blocks=copied,
         )
         updates = self.scheduler.commit(result, now)
         self.scheduler.acknowledge(plan.step)

@@ -84,6 +84,7 @@ class SimulatedDevice:
             token_ids=(0,) * plan.num_samples,
             compute_seconds=compute,
             copy_seconds=out + back,
+            moved_blocks=len(plan.swap_outs) + len(plan.swap_ins),
         )
         return result, max(compute, out) + back
 

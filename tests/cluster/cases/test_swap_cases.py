@@ -1,13 +1,15 @@
-"""O12 and O21 with swap forced, on a real model: plain blocks, and int8 ones with their scales."""
+"""O12 and O21 with swap forced, on a real model: plain blocks, int8 ones with their scales, and moves
+that outlast the steps they were planned for."""
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from blockyard.cluster.local_dispatcher import LocalDispatcher
 from blockyard.cluster.request.generation import GenerationService
@@ -16,6 +18,7 @@ from blockyard.protos import generation_pb2 as pb
 from blockyard.scheduler.config import PreemptionPolicy, SchedulerConfig
 from blockyard.workers.config import WorkerConfig
 from blockyard.workers.description import describe_model
+from blockyard.workers.move_lanes import Lane, Ticket, lanes_of
 from blockyard.workers.worker import ModelWorker
 
 POOL, HOST = 32, 96
@@ -36,7 +39,50 @@ class Swapping:
         return list(response.choices[0].token_ids)
 
 
-@pytest.fixture(params=["auto", "int8"])
+class LateWork:
+    """Work that is done when somebody must have it, or by chance when somebody looks."""
+
+    def __init__(self, work: Callable[[], None], before: Sequence[Ticket]) -> None:
+        self._work = work
+        self._before = before
+        self._over = False
+        self._chance = random.Random(len(before))
+
+    def done(self) -> bool:
+        if not self._over and self._chance.random() < 0.2:
+            self.wait()
+        return self._over
+
+    def wait(self) -> None:
+        if not self._over:
+            for ticket in self._before:
+                ticket.wait()
+            self._work()
+            self._over = True
+
+    hold = wait
+
+    def seconds(self) -> float:
+        return 0.001
+
+
+class LateLane:
+    """A lane that is behind; it keeps its own order, and no other."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Ticket, ...] = ()
+
+    def run(self, work: Callable[[], None], after: Sequence[Ticket]) -> Ticket:
+        given = LateWork(work, (*self._last, *after))
+        self._last = (given,)
+        return given
+
+
+def lanes(kind: str) -> Callable[[torch.device], tuple[Lane, Lane]]:
+    return (lambda device: (LateLane(), LateLane())) if kind == "late" else lanes_of
+
+
+@pytest.fixture
 async def swapping(
     request: pytest.FixtureRequest, tiny_dir: Path, tiny_tokenizer: ModelTokenizer
 ) -> AsyncIterator[Swapping]:
@@ -47,13 +93,14 @@ async def swapping(
             model.context_tokens,
             device="cpu",
             dtype="float32",
-            kv_dtype=request.param,
+            kv_dtype="auto" if request.param == "late" else request.param,
             num_blocks=POOL,
             num_host_blocks=HOST,
             threads=1,
             max_step_tokens=64,
             max_running=16,
-        )
+        ),
+        make_lanes=lanes(request.param),
     )
     limits = SchedulerConfig(
         model.context_tokens,
@@ -73,6 +120,7 @@ async def swapping(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("swapping", ["auto", "int8", "late"], indirect=True)
 async def test_o12_the_right_bytes_come_back_under_load(swapping: Swapping) -> None:
     rng = random.Random(3)
     prompts = [[rng.randrange(256) for _ in range(rng.randint(40, 60))] for _ in range(12)]
@@ -97,6 +145,7 @@ async def test_o12_the_right_bytes_come_back_under_load(swapping: Swapping) -> N
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("swapping", ["auto", "int8"], indirect=True)
 async def test_o21_masks_in_a_mixed_batch_that_is_swapped(swapping: Swapping) -> None:
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0, "logit_bias": dict.fromkeys(range(200), -100.0)},

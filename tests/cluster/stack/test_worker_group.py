@@ -114,12 +114,27 @@ async def test_a_rank_may_be_steps_behind(ranks: Ranks) -> None:
     assert [change[0] for change in ranks.changes] == [1, 2]
 
 
+async def test_a_result_may_come_before_its_rank_has_finished_the_step(ranks: Ranks) -> None:
+    group = await ranks.start(2)
+    for number in (1, 2):
+        step = asyncio.create_task(group.execute(plan(number)))
+        await ranks.say(0, Executed(StepResult(number, (number,), moving=True)))
+        assert (await step).token_ids == (number,)
+        await ranks.say(1, Acknowledged(number))
+    assert group.acknowledged_step == 0  # blocks still move on rank 0
+    await ranks.say(0, Acknowledged(1))
+    await ranks.until_acknowledged(1)
+    await ranks.say(0, Acknowledged(2))
+    await ranks.until_acknowledged(2)
+
+
 @pytest.mark.parametrize(
     ("rank", "message", "said"),
     [
         (0, Executed(StepResult(2, (5,))), "acknowledged step 2 after 0"),
         (0, Executed(StepResult(0, (5,))), "acknowledged step 0 after 0"),
         (0, Acknowledged(1), "not its to send"),
+        (0, Executed(StepResult(2, (5,), moving=True)), "answered step 2 after 0"),
         (1, Acknowledged(7), "acknowledged step 7 after 0"),
         (1, Executed(StepResult(1, (5,))), "not its to send"),
         (1, WorkerFailed(1, "out of memory"), "failed in step 1: out of memory"),

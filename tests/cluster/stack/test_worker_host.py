@@ -32,6 +32,8 @@ class Rank:
         self.fault: Exception | None = None
         self.threads: set[str] = set()
         self.blocks: tuple[int, int] | None = None
+        self.executed = 0
+        self.moving: set[int] = set()
 
     def load(self) -> WorkerProfile:
         self.threads.add(threading.current_thread().name)
@@ -45,7 +47,12 @@ class Rank:
         self.threads.add(threading.current_thread().name)
         if self.fault is not None:
             raise self.fault
-        return StepResult(plan.step, (plan.step,))
+        self.executed = plan.step
+        return StepResult(plan.step, (plan.step,), moving=bool(self.moving))
+
+    @property
+    def finished_step(self) -> int:
+        return min(self.moving, default=self.executed + 1) - 1
 
 
 def plan(step: int) -> Execute:
@@ -83,6 +90,35 @@ async def test_rank_0_answers_tokens_and_others_only_that_they_are_done(host: An
         assert await connection.receive() == answer
         await connection.close()
         assert len(executor.threads) == 1  # everything in one thread
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_step_whose_blocks_still_move_is_acknowledged_later(host: Any, rank: int) -> None:
+    _, executor, endpoint = host(rank)
+    executor.moving = {1, 2, 3}
+    connection = await dial(endpoint)
+    connection.post(plan(1))
+    connection.post(plan(2))
+    if rank == 0:  # results do not wait
+        for step in (1, 2):
+            told = StepResult(step, (step,), moving=True)
+            assert await connection.receive() == Executed(told)
+    else:
+        while executor.executed < 2:
+            await asyncio.sleep(0.001)
+    executor.moving = {2, 3}
+    assert await connection.receive() == Acknowledged(1)  # though no plan comes
+    connection.post(plan(3))
+    if rank == 0:
+        assert await connection.receive() == Executed(StepResult(3, (3,), moving=True))
+    while executor.executed < 3:
+        await asyncio.sleep(0.001)
+    executor.moving = set()
+    connection.post(plan(4))
+    answers = [await connection.receive() for _ in range(3)]
+    last = Executed(StepResult(4, (4,))) if rank == 0 else Acknowledged(4)
+    assert answers == [Acknowledged(2), Acknowledged(3), last]
+    await connection.close()
 
 
 async def test_it_serves_one_engine_in_its_life(host: Any) -> None:
