@@ -27,7 +27,7 @@ from blockyard.workers.config import (
     WorkerKind,
 )
 from blockyard.workers.description import ModelDescription
-from blockyard.workers.draft_description import check_speculation
+from blockyard.workers.draft_options import check_speculation
 
 __all__ = ["DEFAULT_GRPC_PORT", "LOOPBACK", "ServeConfig"]
 

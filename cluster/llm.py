@@ -27,7 +27,8 @@ from blockyard.workers.adapter_description import describe_adapter
 from blockyard.workers.catalog import WITNESS_MODEL, SilentProgress, resolve_model
 from blockyard.workers.config import DEFAULT_ADAPTER_RANK, Executor, WorkerConfig, WorkerKind
 from blockyard.workers.description import describe_model
-from blockyard.workers.draft_description import check_speculation, find_draft
+from blockyard.workers.draft_description import find_draft
+from blockyard.workers.draft_options import check_speculation
 
 __all__ = ["LLM"]
 

@@ -7,13 +7,12 @@ all is found out when it is loaded. Imports no torch. Units: tokens.
 import json
 from pathlib import Path
 
-from blockyard.scheduler.config import Speculation
 from blockyard.workers.catalog import WITNESS_MODEL, resolve_model
 from blockyard.workers.config import WorkerKind
 from blockyard.workers.description import ModelDescription, describe_model
 from blockyard.workers.progress import ProgressReporter
 
-__all__ = ["DraftRefused", "check_draft", "check_speculation", "find_draft"]
+__all__ = ["DraftRefused", "check_draft", "find_draft"]
 
 
 class DraftRefused(ValueError):
@@ -76,24 +75,6 @@ def check_draft(model: ModelDescription, draft: ModelDescription) -> None:
             f"tokens, the first of them {example}: {theirs.get(example)!r} and {ours[example]!r}; "
             "choose a draft model with the same tokenizer"
         )
-
-
-def check_speculation(
-    speculate: Speculation, draft: ModelDescription | None, draft_weights: str
-) -> None:
-    """Refuse options that do not go together.
-
-    Raises:
-        ValueError: a draft model is missing, or nothing would use it.
-    """
-    if speculate is Speculation.DRAFT and draft is None:
-        raise ValueError("speculate is draft without a draft model; name one")
-    if speculate is not Speculation.DRAFT and draft is not None:
-        raise ValueError(
-            f"draft model {draft.name} is given and speculate is {speculate}; say speculate draft"
-        )
-    if draft is None and draft_weights != "auto":
-        raise ValueError(f"draft_weights is {draft_weights} without a draft model; name one")
 
 
 def _words(model: ModelDescription) -> dict[int, str]:

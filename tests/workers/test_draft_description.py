@@ -10,12 +10,8 @@ from blockyard.scheduler.config import Speculation
 from blockyard.workers.catalog import SilentProgress
 from blockyard.workers.config import WorkerKind
 from blockyard.workers.description import ModelDescription
-from blockyard.workers.draft_description import (
-    DraftRefused,
-    check_draft,
-    check_speculation,
-    find_draft,
-)
+from blockyard.workers.draft_description import DraftRefused, check_draft, find_draft
+from blockyard.workers.draft_options import check_speculation
 
 Make = Callable[..., ModelDescription]
 WORDS = {"a": 0, "b": 1, "c": 2, "d": 3}
