@@ -37,6 +37,7 @@ from blockyard.cluster.http.exchange import (
 )
 from blockyard.cluster.http.http_errors import error_body
 from blockyard.cluster.http.key_gate import PAGE_FILE, KeyGate, caller_of
+from blockyard.cluster.http.origin_gate import OriginGate
 from blockyard.cluster.http.prompt_streams import merged
 from blockyard.cluster.http.request_routes import RequestRoutes
 from blockyard.cluster.http.response_routes import ResponseRoutes
@@ -97,6 +98,7 @@ class HttpApi:
             ("GET", "/ready", server.ready),
             ("GET", "/metrics", server.metrics),
         ]
+        served = len(routes)
         if states is not None:
             state = StateRoutes(dispatcher, states)
             routes += [
@@ -119,7 +121,8 @@ class HttpApi:
             exception_handlers={HTTPException: _no_such_route},
         )
         files = (page for page in pages if isinstance(page, Route) and page.name == PAGE_FILE)
-        self.app = KeyGate(app, keys, [page.path for page in files])
+        gate = KeyGate(app, keys, [page.path for page in files])
+        self.app = OriginGate(gate, [path for _, path, _ in routes[served:]])
 
     async def close(self) -> None:
         """Give up the streams that wait to be resumed."""

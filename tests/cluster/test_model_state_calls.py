@@ -219,3 +219,49 @@ def test_weights_below_the_root_are_found_by_either_name(tmp_path: Path) -> None
         weights_under(tmp_path / "root", "b")
     with pytest.raises(OutsideRoot, match="--weights-root"):
         weights_under(None, "a")
+
+
+HOST = "127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("headers", "passes"),
+    [
+        ({}, True),
+        ({"sec-fetch-mode": "cors"}, True),
+        ({"origin": f"http://{HOST}"}, True),
+        ({"sec-fetch-site": "same-origin", "origin": "http://proxy.example"}, True),
+        ({"host": "localhost:8000", "sec-fetch-site": "same-origin"}, True),
+        ({"host": "model.example", "user-agent": "curl"}, True),
+        ({"origin": "http://evil.example"}, False),
+        ({"origin": "null"}, False),
+        ({"origin": "http://127.0.0.1:3000"}, False),
+        ({"origin": "http://127.0.0.1:3000", "sec-fetch-site": "same-site"}, False),
+        ({"sec-fetch-site": "cross-site"}, False),
+        # A name of somebody else that was made to point here.
+        ({"host": "evil.example:8000", "origin": "http://evil.example:8000"}, False),
+        ({"host": "evil.example", "sec-fetch-site": "same-origin"}, False),
+        ({"origin": "http://evil.example", "authorization": "Bearer whatever"}, True),
+    ],
+)
+async def test_no_web_page_changes_what_is_served(
+    web: Any, script: Script, headers: dict[str, str], passes: bool
+) -> None:
+    told = {"host": HOST, "content-type": "text/plain"} | headers
+    answer = await web.post("/sleep", content='{"model": "small"}', headers=told)
+    if passes:
+        assert answer.status_code == 200 and len(script.orders) == 1
+    else:
+        assert answer.status_code == 403 and script.orders == []
+        assert answer.json()["error"]["type"] == "permission_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/requests/x", "/tokenize"])
+async def test_nor_does_one_begin_or_end_requests(web: Any, path: str) -> None:
+    how = "DELETE" if "requests" in path else "POST"
+    foreign = await web.request(how, path, headers={"origin": "http://evil.example"})
+    assert foreign.status_code == 403
+    own = {"host": "us.example", "origin": "http://us.example"}
+    assert (await web.request(how, path, headers=own)).status_code in (400, 404, 503)
+    read = await web.get("/v1/models", headers={"origin": "http://evil.example"})
+    assert read.status_code == 200 and "access-control-allow-origin" not in read.headers
