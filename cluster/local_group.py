@@ -97,13 +97,26 @@ class LocalGroup:
     async def load_adapter(self, adapter: AdapterDescription) -> None:
         """Load an adapter beside the steps that run.
 
+        Nobody stops a thread: who is cancelled meanwhile waits for it, and leaves nothing.
+
         Raises:
             AdapterRefused: it cannot be served.
         """
         executor = self._loaded()
         if not isinstance(executor, TakesAdapters):
             raise AdapterRefused("these workers take no adapters")
-        await asyncio.to_thread(executor.load_adapter, adapter)
+        loading = asyncio.ensure_future(asyncio.to_thread(executor.load_adapter, adapter))
+        cancelled = False
+        while not loading.done():
+            try:
+                await asyncio.wait([loading])
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled:
+            if loading.exception() is None:
+                executor.drop_adapter(adapter.adapter_id)
+            raise asyncio.CancelledError
+        loading.result()
         self.adapters[adapter.adapter_id] = adapter
 
     async def drop_adapter(self, adapter_id: str) -> None:

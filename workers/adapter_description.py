@@ -6,12 +6,14 @@ refused by the name of what asks for it. Units: rank is the narrow width.
 """
 
 import json
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 __all__ = [
     "CONFIG_FILE",
@@ -29,6 +31,8 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_NAME_CHARACTERS = 128
 _VERSION_BYTES = 16
 _READ_BYTES = 1 << 20
+_LARGEST_CONFIG = 1 << 20
+"""Bytes that are read of a configuration; what is longer ends in the middle, and is no JSON."""
 _SHOWN_CHARACTERS = 200
 _LARGEST = 1e6
 """Of ranks and scales: far above whatever is trained."""
@@ -142,7 +146,8 @@ def read_adapter_config(directory: Path) -> dict[str, Any]:
     """
     path = directory / CONFIG_FILE
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        with _open_regular(path) as file:
+            config = json.loads(file.read(_LARGEST_CONFIG).decode())
     except FileNotFoundError:
         raise AdapterRefused(f"its directory holds no {CONFIG_FILE}") from None
     except OSError as error:
@@ -205,11 +210,25 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
 
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file, and nothing that would make a reader wait or never end.
+
+    Raises:
+        AdapterRefused: it is a pipe, a device, a socket or a directory.
+    """
+    # Opened before it is looked at, so that it cannot be another one by then.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise AdapterRefused(f"its {path.name} is no regular file")
+    return os.fdopen(handle, "rb")
+
+
 def _digest(*paths: Path) -> str:
     digest = blake2b(digest_size=_VERSION_BYTES, person=b"blockyard.lora")
     for path in paths:
-        digest.update(path.stat().st_size.to_bytes(8, "little"))
-        with path.open("rb") as file:
+        with _open_regular(path) as file:
+            digest.update(os.fstat(file.fileno()).st_size.to_bytes(8, "little"))
             while piece := file.read(_READ_BYTES):
                 digest.update(piece)
     return digest.hexdigest()

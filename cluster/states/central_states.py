@@ -106,7 +106,7 @@ class ModelStates:
                 )
             before = self._wanted.get(order.model, groups[0].identity.state)
             state = _state_after(before, order)
-            senseless = _refused_at_once(before, order)
+            senseless = _refused_at_once(before, order) or self._taken_elsewhere(order)
             if senseless is not None:
                 return Ordered(order.ticket, before, len(groups), *senseless)
             if order.load in before.adapters:
@@ -124,6 +124,16 @@ class ModelStates:
                 self._wanted[order.model] = before
                 await self._ask(groups_of(order.model), before)
             return Ordered(order.ticket, before, len(groups), refusal.code, refusal.message)
+
+    def _taken_elsewhere(self, order: Order) -> tuple[RefusalCode, str] | None:
+        """Requests name an adapter in place of a model, so no two models may have one of a name."""
+        if order.load is None:
+            return None
+        name = order.load.name
+        for model, state in self._wanted.items():
+            if model != order.model and any(each.name == name for each in state.adapters):
+                return RefusalCode.EXISTS, f"an adapter of {model} is loaded as {name!r}"
+        return None
 
     async def _ask(
         self, groups: Sequence[StatedGroup], state: ModelState, rehearse: bool = False

@@ -1,6 +1,7 @@
 """Adapters on disk: what is read of them, and what is refused by name."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,3 +220,32 @@ def test_pickles_and_missing_files_are_refused(
 def test_names_that_could_stand_for_no_model_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(AdapterRefused, match="no name for an adapter"):
         describe_adapter(tmp_path, name, 16)
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.timeout(20)
+def test_what_is_no_regular_file_is_refused_and_makes_nobody_wait(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, make_adapter: Make, file: str
+) -> None:
+    make_adapter(tmp_path, tiny_llama, 1, rank=4)
+    (tmp_path / file).unlink()
+    os.mkfifo(tmp_path / file)
+    words = "no regular file" if file.endswith("json") else "holds no adapter_model"
+    with pytest.raises(AdapterRefused, match=words):
+        describe_adapter(tmp_path, "a", 16)
+    (tmp_path / file).unlink()
+    (tmp_path / file).symlink_to("/dev/zero")
+    with pytest.raises(AdapterRefused, match=words):
+        describe_adapter(tmp_path, "a", 16)
+
+
+def test_a_configuration_without_end_is_not_read_to_it(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, make_adapter: Make
+) -> None:
+    make_adapter(tmp_path, tiny_llama, 1, rank=4)
+    config = (tmp_path / "adapter_config.json").read_text()
+    (tmp_path / "adapter_config.json").write_text(config + " " * (1 << 20))
+    assert describe_adapter(tmp_path, "a", 16).rank == 4  # spaces behind it mean nothing
+    (tmp_path / "adapter_config.json").write_text(" " * (1 << 20) + config)
+    with pytest.raises(AdapterRefused, match="is no JSON"):
+        describe_adapter(tmp_path, "a", 16)

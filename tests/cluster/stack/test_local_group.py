@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -7,6 +8,7 @@ from blockyard.cluster.group import GroupLost
 from blockyard.cluster.local_group import LocalGroup
 from blockyard.scheduler.plan import Admission, BlockGrant, StepPlan, StepResult
 from blockyard.scheduler.sampling import SamplingParams
+from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.config import WorkerConfig
 from blockyard.workers.fake import WitnessWorker, witness_generate
 
@@ -67,3 +69,39 @@ async def test_steps_run_in_order_and_none_after_one_that_failed(group: LocalGro
     assert [str(result) for result in results[1:]] == [group.lost] * 2
     assert "failed in step 5" in str(group.lost)
     assert group.acknowledged_step == 1
+
+
+class SlowLoader(WitnessWorker):
+    """Loads adapters when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(WorkerConfig("", 64, block_size=4, num_blocks=3), VOCAB)
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.held: set[str] = set()
+
+    def load_adapter(self, adapter: AdapterDescription) -> None:
+        self.begun.set()
+        assert self.may_end.wait(30)
+        self.held.add(adapter.adapter_id)
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        self.held.remove(adapter_id)
+
+
+async def test_a_load_that_is_cancelled_leaves_nothing_behind() -> None:
+    worker = SlowLoader()
+    group = LocalGroup(worker)
+    await group.load()
+    loading = asyncio.create_task(group.load_adapter(AdapterDescription("a", "/a", "1", 4)))
+    assert await asyncio.to_thread(worker.begun.wait, 30)
+    for _ in range(2):
+        loading.cancel()
+        await asyncio.sleep(0)
+    assert not loading.done()  # the thread cannot be stopped, and nobody else may begin
+    worker.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert worker.held == set() and group.adapters == {}
+    await group.load_adapter(AdapterDescription("a", "/a", "1", 4))
+    assert worker.held == {"a@1"}
+    await group.close()
