@@ -139,7 +139,9 @@ def deploy(
         serve.start(
             proxy_location=ProxyLocation.EveryNode if proxied else ProxyLocation.Disabled,
             # Nobody uses the proxy's HTTP side, so it takes any free port instead of a known one.
-            http_options=HTTPOptions(host=LOOPBACK, port=_free_port() if proxied else 0),
+            http_options=HTTPOptions(
+                host=_proxy_host(owns_cluster), port=_free_port() if proxied else 0
+            ),
             grpc_options=gRPCOptions(
                 port=config.serve_grpc_port or 9000, grpc_servicer_functions=list(SERVICERS)
             )
@@ -177,6 +179,16 @@ def deploy(
         if not owns_cluster and not serve.status().applications:
             serve.shutdown()
         ray.kill(central, no_restart=True)
+
+
+def _proxy_host(owns_cluster: bool) -> str:
+    """Where Serve listens for what its proxies pass on.
+
+    HAProxy connects to replicas of other nodes, which nobody can who listens on loopback. Serve's
+    own proxy reaches them through Ray, and a cluster of our own is this machine alone.
+    """
+    haproxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+    return "0.0.0.0" if haproxy and not owns_cluster else LOOPBACK
 
 
 def _free_port() -> int:
