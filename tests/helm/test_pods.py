@@ -124,18 +124,6 @@ def test_models_are_fetched_where_they_are_read(
     assert claims == ["demo-blockyard-models"] * 3
 
 
-def test_a_model_that_guesses_is_fetched_beside_the_other(
-    render: Callable[..., Any], full: dict[str, Any]
-) -> None:
-    (small,) = (model for model in full["models"] if model["name"] == "small")
-    small |= {"speculate": "draft", "draftModel": "org/tiny@v2", "pipelineDepth": 1}
-    fetched = {
-        container["name"]: container["command"][3]
-        for container in render(full).pods["engine-small"]["initContainers"]
-    }
-    assert fetched == {"fetch-small": "smollm2-135m", "fetch-small-draft": "org/tiny@v2"}
-
-
 def test_nothing_is_fetched_into_a_claim_that_is_read_only(render: Callable[..., Any]) -> None:
     storage = {"type": "existingClaim", "existingClaim": "mine", "readOnly": True}
     for pod in render({"modelStorage": storage}).pods.values():

@@ -10,14 +10,7 @@ from blockyard.scheduler.block_table import BlockTable
 from blockyard.scheduler.config import SchedulerConfig, Speculation
 from blockyard.scheduler.guess_rate import MOST_GUESSES
 from blockyard.scheduler.guessing import Guesser, NgramGuesser, OpenGuesser
-from blockyard.scheduler.plan import (
-    GUESS,
-    RowError,
-    StepPlan,
-    StepResult,
-    guesses_told,
-    num_right,
-)
+from blockyard.scheduler.plan import GUESS, RowError, StepPlan, StepResult, guesses_told, num_right
 from blockyard.scheduler.request import FinishReason, Request, RequestSpec
 from blockyard.scheduler.sampling import SamplingParams, TokenLogprobs
 from blockyard.scheduler.scheduler import Scheduler

@@ -243,7 +243,7 @@ def tiny_tokenizer(tiny_dir: Path) -> ModelTokenizer:
 
 @pytest.fixture
 async def make_rig(tiny_dir: Path) -> AsyncIterator[Callable[..., Awaitable[Rig]]]:
-    """Starts servers; `executor` takes the place of the model."""
+    """Starts servers; `executor` takes the place of the model, which guesses for itself."""
     rigs: list[Rig] = []
 
     async def make(
@@ -253,7 +253,6 @@ async def make_rig(tiny_dir: Path) -> AsyncIterator[Callable[..., Awaitable[Rig]
         running: int = 16,
         folder: Path = tiny_dir,
         speculate: Speculation = Speculation.OFF,
-        draft: Path | None = None,
     ) -> Rig:
         model = describe_model(folder, "tiny")
         context = model.context_tokens
@@ -262,13 +261,12 @@ async def make_rig(tiny_dir: Path) -> AsyncIterator[Callable[..., Awaitable[Rig]
                 str(folder),
                 context,
                 device="cpu",
-                dtype="float32",
                 num_blocks=blocks,
                 num_host_blocks=0,
                 threads=1,
                 max_step_tokens=step_tokens,
                 max_running=running,
-                draft_dir=str(draft) if draft is not None else None,
+                draft_dir=str(folder) if speculate is Speculation.DRAFT else None,
             )
         )
         limits = SchedulerConfig(

@@ -1,7 +1,6 @@
 """Guesses of next tokens change nothing that a client sees, however it asks and whatever for."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +18,10 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("speculate", [Speculation.NGRAM, Speculation.DRAFT])
-async def test_the_same_answers_as_without(
-    make_rig: Any, way: str, tiny_dir: Path, speculate: Speculation
-) -> None:
+async def test_the_same_answers_as_without(make_rig: Any, way: str, speculate: Speculation) -> None:
     """A draft model here is the model itself."""
     plain = await make_rig()
-    draft = tiny_dir if speculate is Speculation.DRAFT else None
-    guessing = await make_rig(blocks=24, speculate=speculate, draft=draft)
+    guessing = await make_rig(blocks=24, speculate=speculate)
     expected = [await plain.ask(way, PROMPT, **kind) for kind in KINDS]
     found = await asyncio.gather(*(guessing.ask(way, PROMPT, **kind) for kind in KINDS))
     for one, other in zip(expected, found, strict=True):
@@ -35,19 +31,18 @@ async def test_the_same_answers_as_without(
             assert after == pytest.approx(before, abs=1e-4)
     ledger = guessing.dispatcher.engine.ledger()
     assert ledger.guessed_tokens > 0 and ledger.right_guesses > 0
-    if draft is not None:
+    if speculate is Speculation.DRAFT:
         assert ledger.right_guesses > 0.95 * ledger.guessed_tokens
         assert ledger.step < 0.5 * plain.dispatcher.engine.ledger().step
 
 
 @pytest.mark.parametrize("speculate", [Speculation.NGRAM, Speculation.DRAFT])
-async def test_forms_are_kept_to(make_rig: Any, tiny_dir: Path, speculate: Speculation) -> None:
+async def test_forms_are_kept_to(make_rig: Any, speculate: Speculation) -> None:
     """The form makes the answer repeat itself; what a guess may not be is no guess of anybody's."""
     form = {"regex": r"(ab(cd){3}; ){2}x{0,9}(ab(cd){3}; ){3}"}
     asked = {"structured_outputs": form, "max_tokens": 120, "seed": 1}
     plain = await make_rig()
-    draft = tiny_dir if speculate is Speculation.DRAFT else None
-    guessing = await make_rig(speculate=speculate, draft=draft)
+    guessing = await make_rig(speculate=speculate)
     for temperature in (0.0, 1.5):
         one, other = [
             await rig.ask("http-stream", PROMPT, temperature=temperature, **asked)

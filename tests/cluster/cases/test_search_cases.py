@@ -100,10 +100,9 @@ async def test_every_way_gives_the_same(
 
 @pytest.mark.parametrize("speculate", Speculation)
 async def test_searches_meet_preemptions_prefixes_and_each_other(
-    speculate: Speculation, make_rig: Any, tiny_model: LlamaForCausalLM, tiny_dir: Path
+    speculate: Speculation, make_rig: Any, tiny_model: LlamaForCausalLM
 ) -> None:
-    draft = tiny_dir if speculate is Speculation.DRAFT else None
-    rig = await make_rig(blocks=10, running=10, speculate=speculate, draft=draft)
+    rig = await make_rig(blocks=10, running=10, speculate=speculate)
     shared = [(7 * n) % 250 for n in range(40)]
     asked = [([*shared, n], SETTINGS[n % len(SETTINGS)]) for n in range(6)]
     plain = [
