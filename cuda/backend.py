@@ -231,8 +231,10 @@ class TokenKernels(Protocol):
     order, over what the ones before have left.
     """
 
-    def choose(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> ChosenTokens:
-        """Choose a token for each row of `[rows, vocabulary]`."""
+    def choose(
+        self, logits: torch.Tensor, rows: Sequence[RowSampling], offset: int = 0
+    ) -> ChosenTokens:
+        """Choose a token for each row of `[rows, vocabulary]`, or of its part from `offset` on."""
         ...
 
     def penalise(self, scores: torch.Tensor, rows: Sequence[RowPenalties]) -> None:

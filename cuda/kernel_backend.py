@@ -110,8 +110,10 @@ class _Tokens:
     def __init__(self, library: KernelLibrary) -> None:
         self._library = library
 
-    def choose(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> ChosenTokens:
-        return choose_tokens(self._library, logits, rows)
+    def choose(
+        self, logits: torch.Tensor, rows: Sequence[RowSampling], offset: int = 0
+    ) -> ChosenTokens:
+        return choose_tokens(self._library, logits, rows, offset)
 
     def penalise(self, scores: torch.Tensor, rows: Sequence[RowPenalties]) -> None:
         penalise(self._library, scores, rows)

@@ -18,11 +18,14 @@ NoiseKey = tuple[int, int, int]
 """Seed, choice and position of one row."""
 
 
-def gumbel_noise(keys: Sequence[NoiseKey], vocabulary: int, device: torch.device) -> torch.Tensor:
-    """Noise of every token, float64 `[rows, vocabulary]`."""
-    groups = torch.arange(-(-vocabulary // 4), device=device)[None, :]
-    words = torch.stack(_words(keys, groups), dim=-1).flatten(1)[:, :vocabulary]
-    return _gumbel(words)
+def gumbel_noise(
+    keys: Sequence[NoiseKey], vocabulary: int, device: torch.device, first: int = 0
+) -> torch.Tensor:
+    """Noise of every token from `first` on, float64 `[rows, vocabulary]`."""
+    end = first + vocabulary
+    groups = torch.arange(first // 4, -(-end // 4), device=device)[None, :]
+    words = torch.stack(_words(keys, groups), dim=-1).flatten(1)
+    return _gumbel(words[:, first % 4 : first % 4 + vocabulary])
 
 
 def gumbel_noise_at(keys: Sequence[NoiseKey], token_ids: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from blockyard.workers.contract import (
     UnsupportedModel,
     expected_windows,
 )
+from blockyard.workers.sharded_layers import HeadLinear
 
 __all__ = ["DecoderModel", "FusedDecoder"]
 
@@ -93,6 +94,18 @@ class DecoderModel:
     def module(self) -> PreTrainedModel:
         """The model as transformers made it."""
         return self._model
+
+    def divide_logits(self) -> int | None:
+        """Have logits stay divided among ranks, each with its own part of the vocabulary.
+
+        Returns:
+            The width of whole rows; None where every rank has them whole.
+        """
+        for module in self._model.modules():
+            if isinstance(module, HeadLinear):
+                module.apart = True
+                return module.vocabulary
+        return None
 
     def fuse(self, fused: FusedDecoder) -> None:
         """Have `fused` compute every step from now on; the modules may lose their weights."""

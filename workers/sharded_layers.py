@@ -75,7 +75,12 @@ class HeadLinear(nn.Linear):
     """Logits from this rank's rows of the vocabulary, put together on rank 0.
 
     Every rank has `rows` of them, so that pieces are alike; what pads the last ranks' is cut off.
-    On other ranks the answer is their own piece, which nobody samples from.
+    On other ranks the answer is their own piece.
+
+    Attributes:
+        vocabulary: width of whole rows.
+        apart: whether pieces are left apart, for who chooses from them; see
+            `divided_sampling.py`.
     """
 
     def __init__(self, rows: int, whole: nn.Linear, communicator: Communicator) -> None:
@@ -84,6 +89,7 @@ class HeadLinear(nn.Linear):
         super().__init__(whole.in_features, rows, has_bias, weight.device, weight.dtype)
         self.communicator = communicator
         self.vocabulary = whole.out_features
+        self.apart = False
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`[..., hidden]` to `[..., vocabulary]` on rank 0."""
@@ -91,6 +97,8 @@ class HeadLinear(nn.Linear):
 
     def assemble(self, piece: torch.Tensor) -> torch.Tensor:
         """All ranks' pieces side by side, for whoever computes them in another way."""
+        if self.apart:
+            return piece
         return self.communicator.gather_columns(piece)[..., : self.vocabulary]
 
 

@@ -24,6 +24,7 @@ from blockyard.workers.batch import BatchBuilder, FlatBatch
 from blockyard.workers.block_transfers import BlockTransfers
 from blockyard.workers.collectives import Communicator
 from blockyard.workers.config import WorkerConfig, WorkerProfile
+from blockyard.workers.divided_sampling import sample_divided, sample_whole
 from blockyard.workers.draft_loading import draft_config, load_draft
 from blockyard.workers.draft_model import DraftModel
 from blockyard.workers.grammar import grammars_of, prepare_masks
@@ -38,9 +39,8 @@ from blockyard.workers.kv_scales import settle_head_scales
 from blockyard.workers.model import DecoderModel
 from blockyard.workers.move_lanes import Lane, lanes_of
 from blockyard.workers.progress import ProgressReporter, SilentProgress
-from blockyard.workers.prompt_scores import score_prompts
 from blockyard.workers.room import measure_rank
-from blockyard.workers.sampler import grammars_ahead, sample
+from blockyard.workers.sampler import grammars_ahead
 
 __all__ = ["ModelWorker"]
 
@@ -84,6 +84,7 @@ class ModelWorker:
         self._transfers: BlockTransfers | None = None
         self._batches: BatchBuilder | None = None
         self._adapters: AdapterBank | None = None
+        self._divided: int | None = None
         self._setup: GraphSetup | None = None
         self._graphs: DecodeGraphs | None = None
 
@@ -116,6 +117,7 @@ class ModelWorker:
         self._model, self._draft = model, draft
         geometry = self._geometry(model)
         self._backend = choose_backend(config, model, geometry, self._threads)
+        self._divided = model.divide_logits()
         self._adapters = self._make_bank(model)
         self._graphs = None
         self._setup = GraphSetup(
@@ -236,13 +238,15 @@ class ModelWorker:
             logits = model.forward(
                 batch.input_ids, batch.positions, batch.sample_tokens, attention, adapted
             )
-        if self._communicator.rank:
-            return result  # rank 0 alone has all logits
-        computed = time.perf_counter()
-        prompt_logprobs = score_prompts(logits, batch.prompt_rows, self._backend.sampler)
-        if batch.sample_logits is not None:
-            logits = logits[batch.sample_logits]
-        sampled = reached(sample(logits[: len(rows)], rows, self._backend.sampler), batch.guessed)
+        computed, sampler = time.perf_counter(), self._backend.sampler
+        if self._divided is None:
+            answer = sample_whole(logits, batch, rows, sampler)
+        else:
+            found = sample_divided(logits, batch, rows, self._divided, self._communicator, sampler)
+            if found is None:
+                return result  # rank 0 alone knows what was chosen
+            answer = found
+        sampled, prompt_logprobs = reached(answer[0], batch.guessed), answer[1]
         errors = tuple(
             RowError(
                 batch.sample_handles[row],

@@ -1,5 +1,5 @@
-"""O12 and O21 with swap forced, on a real model: plain blocks, int8 ones with their scales, and moves
-that outlast the steps they were planned for."""
+"""O12 and O21 with swap forced, on a real model: plain blocks, int8 ones with their scales, and
+moves that outlast the steps they were planned for."""
 
 import asyncio
 import random
