@@ -44,6 +44,7 @@ PARTS = (
     Part("prefill by warpgroups", 30, "speed:prefill_by_warpgroups"),
     Part("pool layout", 15, "speed:pool_layout"),
     Part("swap", 20, "transfers:swap"),
+    Part("swap beside a step", 15, "moves:beside_a_step"),
     Part("sampling", 20, "speed_sampling:sampling"),
     Part("end to end: 1B", 50, "end_to_end:one_billion"),
     Part("end to end: 8B", 70, "end_to_end:eight_billion"),
