@@ -92,7 +92,8 @@ class CudaLane:
         with torch.cuda.stream(self._stream):
             for ticket in after:
                 ticket.hold()
-            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            event: Any = torch.cuda.Event  # its constructor has no types
+            began, ended = (event(enable_timing=True) for _ in range(2))
             began.record(self._stream)
             work()
             ended.record(self._stream)
