@@ -27,7 +27,14 @@ from blockyard.workers.sampler import (
 )
 from blockyard.workers.truncation import truncates
 
-__all__ = ["DividedLogits", "DividedRows", "divide_rows", "sample_divided", "sample_whole"]
+__all__ = [
+    "DividedLogits",
+    "DividedRows",
+    "Sampled",
+    "divide_rows",
+    "sample_divided",
+    "sample_whole",
+]
 
 _NO_TOKEN = 2
 _BROKEN = 1

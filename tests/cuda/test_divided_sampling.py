@@ -25,7 +25,8 @@ def test_parts_by_kernel(emulated: EmulatedLibrary) -> None:
     batch: Any = SimpleNamespace(sample_rows=rows, prompt_rows=(), sample_logits=None)
     expected, _ = sample_whole(logits, batch, rows, kernels)
     for width in (52, 76):  # a part begins with the first of four tokens
-        pieces = torch.nn.functional.pad(logits, (0, -150 % width)).split(width, dim=1)
+        padded = torch.nn.functional.pad(logits, (0, -150 % width))
+        pieces = [padded[:, at : at + width] for at in range(0, padded.shape[1], width)]
         told: list[torch.Tensor] = []
         for rank in reversed(range(len(pieces))):
 

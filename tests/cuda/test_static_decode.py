@@ -20,6 +20,20 @@ CPU = torch.device("cpu")
 SLOTS = 4
 
 
+class Noted:
+    """A kernel, and what was launched of it."""
+
+    def __init__(self, kernel: Kernel, name: str, made: list[tuple[str, int]]) -> None:
+        self.arguments = kernel.arguments
+        self._kernel = kernel
+        self._name = name
+        self._made = made
+
+    def __call__(self, grid: int, block: int, arguments: Any, shared_bytes: int = 0) -> None:
+        self._made.append((self._name, grid))
+        self._kernel(grid, block, arguments, shared_bytes)
+
+
 class Launches:
     """The kernels, and what was launched: names and sizes of grids."""
 
@@ -28,16 +42,7 @@ class Launches:
         self.made: list[tuple[str, int]] = []
 
     def kernel(self, build: Build, name: str) -> Kernel:
-        launched, made = self._library.kernel(build, name), self.made
-
-        class Noted:
-            arguments = launched.arguments
-
-            def __call__(self, grid: int, *others: Any) -> None:
-                made.append((name, grid))
-                launched(grid, *others)
-
-        return Noted()
+        return Noted(self._library.kernel(build, name), name, self.made)
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ class Group:
             self.fenced.remove(fence)
 
     def _swap_some_out(self) -> list[BlockCopy]:
-        moves = []
+        moves: list[BlockCopy] = []
         for name in [name for name in self.tables if self.chance.random() < 0.3]:
             blocks = self.tables[name]
             if len(blocks) <= len(self.host_free):
@@ -136,7 +136,7 @@ class Group:
         return moves
 
     def _bring_some_back(self) -> list[BlockCopy]:
-        moves = []
+        moves: list[BlockCopy] = []
         for name in [name for name in self.saved if self.chance.random() < 0.4]:
             hosts = self.saved[name]
             if len(hosts) <= len(self.free):
@@ -200,7 +200,8 @@ def test_no_block_is_read_or_used_again_before_its_moves(seed: int) -> None:
     assert group.transfers.finished_step == group.step
     moved = sum(result.moved_blocks for result in group.results)
     moved += group.transfers.tell(StepResult(group.step, ())).moved_blocks
-    assert moved == sum(len(work.work.args[0]) for lane in lanes for work in lane.given)  # type: ignore[attr-defined]
+    begun: list[Any] = [given.work for lane in lanes for given in lane.given]
+    assert moved == sum(len(each.args[0]) for each in begun)
 
 
 def test_at_once_a_step_is_over_with_its_moves() -> None:

@@ -44,11 +44,11 @@ def poison(tensor: torch.Tensor) -> None:
     raw.fill_(0xFF if tensor.is_floating_point() else 0x3F)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # it has no types
     """Notes what is done while it is entered."""
 
     def __init__(self, static: list[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Callable[[], object]] = []
         self.own: dict[int, torch.Tensor] = {}
         """Memory that came into being meanwhile."""
@@ -117,17 +117,22 @@ class TapedLibrary:
         self.recorder: Recorder | None = None
 
     def kernel(self, build: Build, name: str) -> Kernel:
-        kernel, library = self._library.kernel(build, name), self
+        return TapedKernel(self._library.kernel(build, name), self)
 
-        class Taped:
-            arguments = kernel.arguments
 
-            def __call__(self, grid: int, block: int, arguments: Any, shared: int = 0) -> None:
-                kernel(grid, block, arguments, shared)
-                if library.recorder is not None:
-                    library.recorder.launched(kernel, grid, block, arguments, shared)
+class TapedKernel:
+    """One of them."""
 
-        return Taped()
+    def __init__(self, kernel: Kernel, library: TapedLibrary) -> None:
+        self.arguments = kernel.arguments
+        self._kernel = kernel
+        self._library = library
+
+    def __call__(self, grid: int, block: int, arguments: Any, shared_bytes: int = 0) -> None:
+        self._kernel(grid, block, arguments, shared_bytes)
+        recorder = self._library.recorder
+        if recorder is not None:
+            recorder.launched(self._kernel, grid, block, arguments, shared_bytes)
 
 
 @dataclass

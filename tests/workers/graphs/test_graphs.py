@@ -135,7 +135,8 @@ def test_ranks_capture_when_they_have_met_and_again_when_formed_anew(
     worker = start(tapes, communicator)
     assert not tapes.made  # its sums would be its own part for ever
     graphs: Any = worker._graphs
-    communicator._transport = _Alone()
+    alone: Any = _Alone()
+    communicator._transport = alone
     communicator.generation = 1
     scheduler = by_hand(worker, BLOCKS, BLOCK_SIZE)
     scheduler.add("b", [5])
@@ -156,7 +157,12 @@ def test_steps_of_other_kinds_are_run_as_they_come(start: Start, by_hand: Any, t
     batches: list[FlatBatch] = []
     graphs: Any = worker._graphs
     run = graphs.run
-    graphs.run = lambda batch: batches.append(batch) or run(batch)
+
+    def noted(batch: FlatBatch) -> Any:
+        batches.append(batch)
+        return run(batch)
+
+    graphs.run = noted
     scheduler.add("b", [5])
     scheduler.run(b=1)
     (batch,) = batches
@@ -223,7 +229,8 @@ def _note_rows(worker: ModelWorker) -> set[int]:
 
     def noted(input_ids: torch.Tensor, *others: Any) -> torch.Tensor:
         rows.add(len(input_ids))
-        return forward(input_ids, *others)
+        logits: torch.Tensor = forward(input_ids, *others)
+        return logits
 
     model.forward = noted
     return rows
