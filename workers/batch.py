@@ -29,6 +29,7 @@ from blockyard.workers.guesses import GuessedRow
 from blockyard.workers.handle_state import HandleState, PlanError
 from blockyard.workers.logit_rules import rules_for
 from blockyard.workers.sampler import SampleRow
+from blockyard.workers.token_places import place_tokens
 
 __all__ = ["BatchBuilder", "FlatBatch"]
 
@@ -98,6 +99,7 @@ class BatchBuilder:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._device = device
+        self._on_cpu = device.type == "cpu"
         self._make_rules = partial(
             rules_for, vocabulary=vocab_size, device=device, grammars=grammars
         )
@@ -187,10 +189,7 @@ class BatchBuilder:
         tables = np.zeros((len(states), max(s.num_blocks for s in states)), dtype=np.int32)
         for row, state in enumerate(states):
             tables[row, : state.num_blocks] = state.table[: state.num_blocks]
-        owners = np.repeat(np.arange(len(states)), counts)
-        ends = np.cumsum(counts)
-        positions: Int64 = np.arange(ends[-1]) - (ends - counts)[owners] + starts[owners]
-        blocks = tables[owners, positions // self._block_size].astype(np.int64)
+        positions, slots, ends = place_tokens(plan, tables, self._block_size)
         input_ids = self._fill(plan, states, np.array(plan.token_ids, dtype=np.int64))
         if self._drafts and plan.guesses:
             if plan.token_ids.count(GUESS) != sum(plan.guesses):
@@ -215,13 +214,11 @@ class BatchBuilder:
                 counts=counts,
                 lengths=starts + counts,
                 block_tables=self._tensor(tables),
-                slots=self._tensor(blocks * self._block_size + positions % self._block_size),
+                slots=self._tensor(slots),
                 block_size=self._block_size,
                 host_tables=tables,
             ),
-            sample_tokens=self._tensor(
-                np.concatenate((np.array(places, dtype=np.int64), scored)).astype(np.int64)
-            ),
+            sample_tokens=self._tensor(np.array([*places, *scored], dtype=np.int64)),
             sample_rows=tuple(
                 row
                 for state in (*(states[row] for row in sampled), *children)
@@ -242,8 +239,8 @@ class BatchBuilder:
 
     def _score(
         self, plan: StepPlan, states: list[HandleState]
-    ) -> tuple[Int64, tuple[PromptRow, ...]]:
-        """Tokens whose logits score prompts, int64 `[tokens]`, and what is scored with them."""
+    ) -> tuple[list[int], tuple[PromptRow, ...]]:
+        """Tokens whose logits score prompts, and what is scored with them."""
         rows: list[PromptRow] = []
         tokens: list[int] = []
         for state, start, begin, count in zip(
@@ -253,13 +250,13 @@ class BatchBuilder:
             if row is not None:
                 rows.append(row)
                 tokens.extend(range(begin, begin + len(row.token_ids)))
-        return np.array(tokens, dtype=np.int64), tuple(rows)
+        return tokens, tuple(rows)
 
     def _fill(self, plan: StepPlan, states: list[HandleState], input_ids: Int64) -> Int64:
         """Put what was sampled last in place of placeholders; int64 `[tokens]`."""
-        awaited = np.flatnonzero(input_ids == PLACEHOLDER)
-        if not awaited.size:
+        if PLACEHOLDER not in plan.token_ids:
             return input_ids
+        awaited = np.flatnonzero(input_ids == PLACEHOLDER)
         last = np.zeros(len(awaited), dtype=np.int64)
         # Rank 0 alone samples: it tells the others.
         if not self._communicator.rank:
@@ -276,7 +273,8 @@ class BatchBuilder:
         return child
 
     def _tensor(self, values: Int32 | Int64) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(values)
+        return tensor if self._on_cpu else tensor.to(self._device, non_blocking=True)
 
 
 def _guessed(plan: StepPlan, sample_handles: Sequence[int]) -> tuple[GuessedRow, ...]:

@@ -126,10 +126,9 @@ class NativeDecoder:
         native = attention.step
         if not isinstance(native, NativeStepAttention):
             raise TypeError(f"{type(native).__name__} is no native attention")
-        if int(positions.max()) >= self._context_tokens:
-            raise ValueError(
-                f"position {int(positions.max())} lies outside a context of {self._context_tokens}"
-            )
+        last = int(positions.numpy().max())
+        if last >= self._context_tokens:
+            raise ValueError(f"position {last} lies outside a context of {self._context_tokens}")
         call, pool = self._pool.call, self._pool.address
         embedded = self._embed(input_ids).contiguous() if self._embed is not None else None
         call.by_decoder_begin(
