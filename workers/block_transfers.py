@@ -75,6 +75,8 @@ class BlockTransfers:
         cache.check_moves(plan.swap_outs, plan.copies, plan.swap_ins)
         self._step = plan.step
         self._settle()
+        if not (self._pending or plan.swap_outs or plan.copies or plan.swap_ins):
+            return  # as in most steps: nobody waits for anybody
         reads, writes = _touched(batch)
         overwritten = (
             writes

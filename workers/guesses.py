@@ -56,6 +56,8 @@ def reached(sampled: SampledTokens, guessed: Sequence[GuessedRow]) -> SampledTok
 
     Where a row fails that is reached, its token becomes one that no guess equals.
     """
+    if not guessed:
+        return sampled
     token_ids = list(sampled.token_ids)
     behind: set[int] = set()
     for one in guessed:

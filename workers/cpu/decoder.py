@@ -130,6 +130,7 @@ class NativeDecoder:
         if last >= self._context_tokens:
             raise ValueError(f"position {last} lies outside a context of {self._context_tokens}")
         call, pool = self._pool.call, self._pool.address
+        rows = wanted.shape[0]
         embedded = self._embed(input_ids).contiguous() if self._embed is not None else None
         call.by_decoder_begin(
             pool,
@@ -138,7 +139,7 @@ class NativeDecoder:
             input_ids.data_ptr(),
             positions.data_ptr(),
             wanted.data_ptr(),
-            len(wanted),
+            rows,
             embedded.data_ptr() if embedded is not None else None,
         )
         if adapter_rows is not None:
@@ -146,13 +147,13 @@ class NativeDecoder:
             call.by_decoder_adapt(self._address, slots.ctypes.data, self._adapters.of(stacks or {}))
         layers = self._layers_of(attention.cache)
         if self._divided:
-            self._run_halves(layers, len(input_ids))
+            self._run_halves(layers, input_ids.shape[0])
         else:
             call.by_decoder_run(pool, self._address, layers, self._forms)
         columns = self.head.columns
         width = -(-columns // PANEL_COLUMNS) * PANEL_COLUMNS
-        logits = torch.empty(len(wanted), width)
-        if len(wanted):
+        logits = torch.empty(rows, width)
+        if rows:
             call.by_decoder_finish(pool, self._address, logits.data_ptr(), width)
         logits = logits[:, :columns]
         return self._assemble(logits) if self._assemble is not None else logits

@@ -275,7 +275,7 @@ def native_step(
         lengths.ctypes.data,
         kept[2].data_ptr(),
         kept[3].data_ptr(),
-        len(slots),
+        slots.shape[0],
         len(counts),
         tables.shape[1],
     )
