@@ -20,7 +20,7 @@ from blockyard.cluster.rank import Rank, RankDied
 from blockyard.cluster.states.model_state import ModelState
 from blockyard.cluster.tracing import make_tracer
 from blockyard.cluster.wire import Endpoint
-from blockyard.scheduler.group_load import GroupLoad
+from blockyard.scheduler.group_load import ClusterLoad
 
 __all__ = [
     "CENTRAL_NAME",
@@ -119,7 +119,7 @@ class CentralActor:
         await asyncio.to_thread(self._tracer.close)
         return drained
 
-    async def load(self, model: str, places: int) -> tuple[tuple[GroupLoad, ...], int]:
+    async def load(self, model: str, places: int) -> ClusterLoad:
         """See `CentralScheduler.load`."""
         return self._central.load(model, places)
 

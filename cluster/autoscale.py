@@ -9,9 +9,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
-from blockyard.scheduler.group_load import ClusterLoad, GroupLoad
+from blockyard.scheduler.group_load import ClusterLoad
 from blockyard.scheduler.scaling import ScalingMemory, ScalingPolicy, decide_groups
 
 __all__ = ["Replicas", "ServedScaling"]
@@ -25,8 +26,6 @@ STALE_SECONDS = 5.0
 """What was seen so long ago decides nothing any more."""
 FORGOTTEN_SECONDS = 60.0
 """A policy that nobody has called for so long was replaced, and looks no more."""
-
-Load = tuple[tuple[GroupLoad, ...], int]
 
 
 class Replicas(Protocol):
@@ -55,7 +54,7 @@ class ServedScaling:
         model: str,
         places: int,
         policy: Mapping[str, Any],
-        ask: Callable[[str, int], Load] | None = None,
+        ask: Callable[[str, int], ClusterLoad] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
@@ -66,7 +65,7 @@ class ServedScaling:
         self._memory = ScalingMemory()
         self._decided_at: float | None = None
         self._called_at = clock()
-        self._seen: tuple[float, Load] | None = None
+        self._seen: tuple[float, ClusterLoad] | None = None
         self._watch: threading.Thread | None = None
 
     def __call__(self, replicas: Replicas) -> tuple[int, dict[str, Any]]:
@@ -88,10 +87,10 @@ class ServedScaling:
         if self._decided_at is not None and now - self._decided_at < LOOK_SECONDS:
             return target
         self._decided_at = now
-        groups, unplaced = seen[1]
-        if len(groups) > target:
+        load = seen[1]
+        if len(load.groups) > target:
             return target  # one is going, and has not begun to drain
-        load = ClusterLoad(groups, target - len(groups), unplaced)
+        load = replace(load, starting=target - len(load.groups))
         decision = decide_groups(self._policy, load, self._memory, now)
         self._memory = decision.memory
         if decision.groups != target:
@@ -113,7 +112,7 @@ class ServedScaling:
             time.sleep(LOOK_SECONDS)
 
 
-def _ask_central(model: str, places: int) -> Load:
+def _ask_central(model: str, places: int) -> ClusterLoad:
     # Imported here: only the process that runs Serve's controller is part of a cluster.
     import ray
 
@@ -123,6 +122,5 @@ def _ask_central(model: str, places: int) -> Load:
         raise RuntimeError("this process is no part of a Ray cluster")  # or one would be started
     central = ray.get_actor(CENTRAL_NAME, namespace=NAMESPACE)
     answer: Any = central.load.remote(model, places)
-    load: Any = ray.get(answer, timeout=ANSWER_SECONDS)
-    groups, unplaced = load
-    return groups, unplaced
+    load: ClusterLoad = ray.get(answer, timeout=ANSWER_SECONDS)
+    return load

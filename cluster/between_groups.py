@@ -5,8 +5,9 @@ groups nor wires.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from blockyard.cluster.engine_stream import EngineStream
@@ -77,20 +78,40 @@ class BetweenGroups:
             raise CalledOff
         return found
 
-    def find(self, tenant: str, name: str, call_off: bool = False) -> tuple[ServedRequest, ...]:
-        """A tenant's requests with a name; they are ended with `call_off`."""
+    def ids(self, tenant: str, name: str) -> frozenset[str]:
+        """Ids of a tenant's requests with a name."""
+        return frozenset(each.spec.request_id for _, each in self._called(tenant, name))
+
+    def find(
+        self,
+        tenant: str,
+        name: str,
+        call_off: bool = False,
+        places: Mapping[str, int] = MappingProxyType({}),
+    ) -> tuple[ServedRequest, ...]:
+        """A tenant's requests with a name; they are ended with `call_off`.
+
+        `places` are of those that wait for any group to have room, by id.
+        """
         found = []
-        for place, traveller in enumerate(self._travellers):
+        for place, traveller in self._called(tenant, name):
             spec = traveller.spec
-            if not is_called(spec, name) or not belongs_to(spec.tenant, tenant):
-                continue
-            if traveller.travelling.done():
-                continue  # a group has it
-            found.append(ServedRequest(spec.name or spec.request_id, _explain(traveller, place)))
+            explained = _explain(traveller, place, places.get(spec.request_id))
+            found.append(ServedRequest(spec.name or spec.request_id, explained))
             if call_off:
                 traveller.called_off = True
                 traveller.travelling.cancel()
         return tuple(found)
+
+    def _called(self, tenant: str, name: str) -> list[tuple[int, _Traveller]]:
+        """Those of a tenant with a name that no group has, and how many came before each."""
+        return [
+            (place, traveller)
+            for place, traveller in enumerate(self._travellers)
+            if is_called(traveller.spec, name)
+            and belongs_to(traveller.spec.tenant, tenant)
+            and not traveller.travelling.done()
+        ]
 
 
 class CalledOffStream:
@@ -111,11 +132,13 @@ class CalledOffStream:
         self._choices = [each for each in self._choices if choice not in (None, each)]
 
 
-def _explain(traveller: _Traveller, place: int) -> tuple[Explanation, ...]:
+def _explain(traveller: _Traveller, place: int, queue_place: int | None) -> tuple[Explanation, ...]:
     spec = traveller.spec
     state = RequestState.PARKED if traveller.served_before else RequestState.WAITING
+    reason = WaitReason.GROUP if queue_place is None else WaitReason.ROOM
     name = spec.name or spec.request_id
+    at = place if queue_place is None else queue_place
     return tuple(
-        Explanation(name, state, WaitReason.GROUP, place, choice=spec.first_number + choice)
+        Explanation(name, state, reason, at, choice=spec.first_number + choice)
         for choice in traveller.choices()
     )

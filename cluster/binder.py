@@ -1,17 +1,22 @@
 """An ingress's standing link to the central scheduler: asks which group to use, holds names.
 
 While the central scheduler is down or silent it answers nothing, and whoever asks decides alone.
-Names that clients give their requests are held there for as long as a request lives, so that no
-ingress takes the same one twice; those of this ingress it knows itself. Knows no engines. Units:
-seconds.
+Names that clients give live requests are held there, so that no ingress takes the same one twice;
+those of this ingress it knows itself. Knows no engines. Units: seconds.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
+from blockyard.cluster.binding.bind_refusals import name_in_use, too_late
+from blockyard.cluster.binding.pending_bindings import Binding, PendingBindings
+from blockyard.cluster.binding.spent_tokens import SpentTokens
+from blockyard.cluster.binding.waiting_messages import AskPlaces, Places, Queued, Spent, Withdraw
 from blockyard.cluster.books.central_books import AskCentralBooks, CentralBooks, CentralBooksAnswer
 from blockyard.cluster.messages import (
     AskGroups,
@@ -30,28 +35,18 @@ from blockyard.cluster.wire import Codec, Connection, Endpoint
 from blockyard.scheduler.request import RefusalCode, RequestRefused
 from blockyard.workers.adapter_description import AdapterDescription
 
-__all__ = ["BIND_SECONDS", "CentralBinder", "name_in_use", "no_group"]
+__all__ = ["BIND_SECONDS", "CentralBinder"]
 
 logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 BIND_SECONDS = 2.0
 """The central scheduler binds in well under a millisecond; silent for so long, it is stuck."""
 
 
-def name_in_use() -> RequestRefused:
-    """What a client is told whose name for a request is that of a live one."""
-    return RequestRefused(
-        RefusalCode.EXISTS,
-        "a request of yours with this id is being served; choose another id or wait until it ends",
-        "request_id",
-    )
-
-
-def no_group(model: str) -> RequestRefused:
-    """What a client is told whose model has no group."""
-    return RequestRefused(
-        RefusalCode.UNAVAILABLE, f"no group serves {model} at the moment; try again shortly"
-    )
+async def _nothing(asked: AskUnplaced) -> tuple[ServedRequest, ...]:
+    return ()
 
 
 class CentralBinder:
@@ -67,13 +62,15 @@ class CentralBinder:
         self,
         locate: Callable[[], Awaitable[Endpoint]],
         take_groups: Callable[[Groups], None],
-        find_unplaced: Callable[[AskUnplaced], tuple[ServedRequest, ...]] = lambda asked: (),
+        find_unplaced: Callable[[AskUnplaced], Awaitable[tuple[ServedRequest, ...]]] = _nothing,
     ) -> None:
         self._locate = locate
         self._take_groups = take_groups
         self._find_unplaced = find_unplaced
         self._central: Connection[ToIngress] | None = None
-        self._bindings: dict[int, asyncio.Future[str]] = {}
+        self._bindings = PendingBindings()
+        self._spent = SpentTokens(self._post)
+        self._places: dict[int, asyncio.Future[dict[int, int]]] = {}
         self._found: dict[int, asyncio.Future[tuple[ServedRequest, ...]]] = {}
         self._books: dict[int, asyncio.Future[CentralBooks]] = {}
         self._orders: dict[int, asyncio.Future[Ordered]] = {}
@@ -113,49 +110,54 @@ class CentralBinder:
         if self._central is not None:
             self._central.post(Unplaced(model, requests))
 
-    async def bind(
-        self,
-        model: str,
-        prompt_tokens: int,
-        block_keys: tuple[bytes, ...] = (),
-        block_size: int = 0,
-        name: str = "",
-        traceparent: str = "",
-        request_id: str = "",
-        priority: int = 0,
-        places: int = 1,
-    ) -> str | None:
-        """The group to use; None when the central scheduler does not say.
+    def note_spent(self, model: str, priority: int, tenant: str, tokens: int) -> None:
+        """A request has produced so many tokens."""
+        self._spent.note(model, priority, tenant, tokens)
+
+    async def bind(self, asked: Bind) -> Binding:
+        """The group to use; none when the central scheduler does not say.
+
+        While all groups are full the request waits there, until its client's time is over.
 
         Args:
-            model: its name.
-            prompt_tokens: tokens to compute before the first new one.
-            block_keys: of the prompt's full blocks of `block_size`.
-            name: held from now on, unless it is refused; empty for none.
-            traceparent: of the request, for who traces.
-            request_id, priority: of the request: less urgent ones may have to give way to it.
-            places: that it needs at once.
+            asked: the request; its ticket does not matter. Its name is held from now on, unless it
+                is refused.
 
         Raises:
-            RequestRefused: too much load, or the name is held elsewhere.
+            RequestRefused: too much load, its deadline cannot be met, or its name is held
+                elsewhere.
         """
         central = self._central
         if central is None:
-            return None
-        ticket = next(self._tickets)
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._bindings[ticket] = answer
-        hints = (block_keys, block_size, name, traceparent)
-        central.post(Bind(ticket, model, prompt_tokens, *hints, request_id, priority, places))
+            return Binding(None)
+        ticket, waits = next(self._tickets), False
+        answer = self._bindings.begin(ticket, asked.request_id)
+        central.post(replace(asked, ticket=ticket))
         try:
             if not await _answered(central, answer):
-                return None
+                return Binding(None)
+            group_id = answer.result()
+            if group_id is None:
+                waits = True
+                group_id = await self._bindings.last(ticket, asked.seconds)
+            return Binding(group_id, waits)
+        except TimeoutError:
+            raise too_late() from None
+        except RequestRefused as refusal:
+            if refusal.code is not RefusalCode.UNAVAILABLE:
+                raise
+            return Binding(None, waits)
         finally:
-            del self._bindings[ticket]
-        refusal = answer.exception()
-        if isinstance(refusal, RequestRefused) and refusal.code is RefusalCode.UNAVAILABLE:
-            return None
-        return answer.result()
+            if not self._bindings.end(ticket) and self._central is central:
+                central.post(Withdraw(ticket))
+
+    async def places(self, request_ids: Collection[str]) -> dict[str, int]:
+        """How many are served before each of those that wait at the central scheduler."""
+        waiting = {t: i for t, i in self._bindings.waiting().items() if i in request_ids}
+        if not waiting:
+            return {}
+        told = await self._ask(self._places, lambda ticket: AskPlaces(ticket, tuple(waiting)))
+        return {waiting[ticket]: place for ticket, place in (told or {}).items()}
 
     async def unplaced(self, tenant: str, name: str, call_off: bool) -> tuple[ServedRequest, ...]:
         """What other ingresses have of a tenant's requests with a name that no group has."""
@@ -175,17 +177,7 @@ class CentralBinder:
 
     async def books(self) -> CentralBooks | None:
         """The central scheduler's books; None when it does not say."""
-        central = self._central
-        if central is None:
-            return None
-        ticket = next(self._tickets)
-        answer: asyncio.Future[CentralBooks] = asyncio.get_running_loop().create_future()
-        self._books[ticket] = answer
-        central.post(AskCentralBooks(ticket))
-        try:
-            return answer.result() if await _answered(central, answer) else None
-        finally:
-            del self._books[ticket]
+        return await self._ask(self._books, AskCentralBooks)
 
     async def order(
         self,
@@ -212,20 +204,59 @@ class CentralBinder:
         finally:
             del self._orders[ticket]
 
+    async def _ask(
+        self,
+        answers: dict[int, asyncio.Future[Answer]],
+        question: Callable[[int], AskCentralBooks | AskPlaces],
+    ) -> Answer | None:
+        """What the central scheduler answers a question with a ticket, if it does."""
+        central = self._central
+        if central is None:
+            return None
+        ticket = next(self._tickets)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answers[ticket] = answer
+        central.post(question(ticket))
+        try:
+            return answer.result() if await _answered(central, answer) else None
+        finally:
+            del answers[ticket]
+
+    def _post(self, message: Spent) -> None:
+        if self._central is not None:
+            self._central.post(message)
+
+    async def _watch(self) -> None:
+        """Whoever waits there is told if nobody is there any more."""
+        while True:
+            await asyncio.sleep(BIND_SECONDS)
+            if self._bindings.waiting():
+                await self._ask(self._places, AskPlaces)
+
+    async def _answer_unplaced(self, connection: Connection[ToIngress], asked: AskUnplaced) -> None:
+        found = await self._find_unplaced(asked)
+        connection.post(UnplacedAnswer(asked.ticket, found))
+
     async def _use(self, connection: Connection[ToIngress]) -> None:
         self._central = connection
+        asides = {asyncio.create_task(self._watch(), name="watch-central")}
         connection.post(AskGroups(tuple(self._names)))
         for model, requests in self._unplaced.items():
             connection.post(Unplaced(model, requests))
         try:
             while (message := await connection.receive()) is not None:
                 if isinstance(message, AskUnplaced):
-                    connection.post(UnplacedAnswer(message.ticket, self._find_unplaced(message)))
+                    aside = asyncio.create_task(self._answer_unplaced(connection, message))
+                    asides.add(aside)
+                    aside.add_done_callback(asides.discard)
                 else:
                     self._take(message)
         finally:
             self._central = None
-            asked = (self._bindings, self._books, self._found, self._orders)
+            for aside in asides:
+                aside.cancel()
+            self._bindings.cancel()
+            asked = (self._places, self._books, self._found, self._orders)
             for answer in (answer for answers in asked for answer in answers.values()):
                 answer.cancel()
 
@@ -234,26 +265,27 @@ class CentralBinder:
             case Groups():
                 self._take_groups(message)
             case UnplacedAnswer(ticket, requests):
-                found = self._found.get(ticket)
-                if found is not None and not found.done():
-                    found.set_result(requests)
+                _settle(self._found.get(ticket), requests)
             case Ordered(ticket):
-                ordered = self._orders.get(ticket)
-                if ordered is not None and not ordered.done():
-                    ordered.set_result(message)
+                _settle(self._orders.get(ticket), message)
             case CentralBooksAnswer(ticket, books):
-                asked = self._books.get(ticket)
-                if asked is not None and not asked.done():
-                    asked.set_result(books)
+                _settle(self._books.get(ticket), books)
+            case Places(ticket, places):
+                _settle(self._places.get(ticket), places)
+            case Queued(ticket):
+                self._bindings.queued(ticket)
             case Bound(ticket, group_id):
-                answer = self._bindings.get(ticket)
-                if answer is not None and not answer.done():
-                    answer.set_result(group_id)
-            case Unbound(ticket, code, text):
-                answer = self._bindings.get(ticket)
-                if answer is not None and not answer.done():
-                    exists = code is RefusalCode.EXISTS
-                    answer.set_exception(name_in_use() if exists else RequestRefused(code, text))
+                self._bindings.bound(ticket, group_id)
+            case Unbound(ticket, code, text, field):
+                exists = code is RefusalCode.EXISTS
+                refusal = name_in_use() if exists else RequestRefused(code, text, field)
+                self._bindings.refused(ticket, refusal)
+
+
+def _settle(answer: asyncio.Future[Answer] | None, value: Answer) -> None:
+    """Hand an answer to who asked, if somebody still waits for it."""
+    if answer is not None and not answer.done():
+        answer.set_result(value)
 
 
 async def _answered(central: Connection[ToIngress], answer: asyncio.Future[Any]) -> bool:

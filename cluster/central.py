@@ -11,13 +11,14 @@ import logging
 import time
 from collections.abc import Callable
 
+from blockyard.cluster.binding.late_binding import LateBinder
+from blockyard.cluster.binding.waiting_messages import AskPlaces, Spent, Withdraw
 from blockyard.cluster.books.central_books import AskCentralBooks, CentralBooks, CentralBooksAnswer
 from blockyard.cluster.ingress_desk import IngressDesk
 from blockyard.cluster.member import Member
 from blockyard.cluster.messages import (
     AskGroups,
     Bind,
-    Bound,
     Drain,
     Groups,
     Join,
@@ -34,15 +35,17 @@ from blockyard.cluster.states.model_state import Became, Order
 from blockyard.cluster.tracing import NO_TRACER, Tracer
 from blockyard.cluster.waiting_room import Unplaced
 from blockyard.cluster.wire import Codec, Connection, Endpoint, Listener, WireError, listen
-from blockyard.scheduler.group_load import GroupLoad
-from blockyard.scheduler.placement import Candidate, choose_group, delay
+from blockyard.scheduler.group_load import ClusterLoad, GroupLoad
+from blockyard.scheduler.placement import Candidate
 from blockyard.scheduler.prefix_view import PrefixView
 from blockyard.scheduler.request import RefusalCode
-from blockyard.scheduler.standing import Waiting
 
 __all__ = ["CentralScheduler"]
 
 logger = logging.getLogger(__name__)
+
+_SETTLING_SECONDS = 0.02
+"""Between two looks at whether those that wait have got their groups, in a drain."""
 
 
 class CentralScheduler:
@@ -52,17 +55,17 @@ class CentralScheduler:
         self, clock: Callable[[], float] = time.monotonic, tracer: Tracer = NO_TRACER
     ) -> None:
         self._clock = clock
-        self._tracer = tracer
         self._members: dict[str, Member] = {}
         self._ingresses = IngressDesk()
         self._listener: Listener | None = None
         moves = RecentMoves(clock)
         self.reliever = Reliever(moves)
         self._preempter = Preempter(clock, moves)
+        self.binding = LateBinder(self._members, self._preempter, clock, tracer)
         self.states = ModelStates(self._tell_ingresses)
         self._orders: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
-        self._draining = False
+        self._draining = self._engines_drain = False
         self._closing = False
         self._changed = asyncio.Condition()
 
@@ -91,21 +94,27 @@ class CentralScheduler:
         """Blocks that can be had now, in all groups together, as far as their books tell."""
         return sum(member.candidate.free_blocks for member in self._members.values())
 
-    def load(self, model: str, places: int) -> tuple[tuple[GroupLoad, ...], int]:
-        """How loaded the groups of a model are that take requests, and requests that wait for one.
+    def load(self, model: str, places: int) -> ClusterLoad:
+        """How loaded the groups of a model are that stay, and who waits for one.
 
         `places` is the limit of running requests of each.
         """
-        loads = tuple(
-            GroupLoad.of(group_id, member.candidate.ledger, places)
-            for group_id, member in self._members.items()
-            if member.identity.model.name == model and not member.draining
+        members = [each for each in self._of_model(model) if not each.draining]
+        queued, queued_tokens = self.binding.load(model)
+        return ClusterLoad(
+            tuple(
+                GroupLoad.of(each.candidate.group_id, each.candidate.ledger, places)
+                for each in members
+            ),
+            unbound_requests=self._ingresses.num_unplaced(model),
+            queued_requests=queued,
+            queued_tokens=queued_tokens,
+            resting=bool(members) and all(each.identity.resting for each in members),
         )
-        return loads, self._ingresses.num_unplaced(model)
 
     def books(self) -> CentralBooks:
         """What it knows of preemptions."""
-        return self._preempter.tally.books(self.reliever.num_moved)
+        return self._preempter.tally.books(self.reliever.num_moved, self.binding.counts())
 
     @property
     def names(self) -> frozenset[str]:
@@ -118,21 +127,29 @@ class CentralScheduler:
         Ingresses are not told that the groups have left: they have not, and go on without us.
         """
         self._closing = True
+        self.binding.close()
         if self._listener is not None:
             await self._listener.close()
 
     async def drain(self, timeout_seconds: float) -> bool:
-        """Stop admitting everywhere and wait until no request is live; False on time-out."""
+        """Stop admitting everywhere and wait until no request is live; False on time-out.
+
+        Those that wait for a group were admitted: they are served first.
+        """
         self._draining = True
-        for member in self._members.values():
-            member.post(Drain())
         self._tell_ingresses()
+        waited = len(self.binding) > 0
         try:
-            async with asyncio.timeout(timeout_seconds), self._changed:
-                await self._changed.wait_for(
-                    lambda: all(member.is_done for member in self._members.values())
-                )
+            async with asyncio.timeout(timeout_seconds):
+                while waited and not self.binding.has_settled():
+                    await asyncio.sleep(_SETTLING_SECONDS)
+                self._let_engines_drain()
+                async with self._changed:
+                    await self._changed.wait_for(
+                        lambda: all(member.is_done for member in self._members.values())
+                    )
         except TimeoutError:
+            self._let_engines_drain()
             return False
         return True
 
@@ -142,6 +159,7 @@ class CentralScheduler:
             if group_id != member.identity.group_id or group_id != member.candidate.group_id:
                 raise AssertionError(f"group {group_id} is filed under another's name")
             member.candidate.ledger.check()
+        self.binding.check()
 
     async def _serve(self, connection: Connection[ToCentral]) -> None:
         member: Member | None = None
@@ -161,7 +179,13 @@ class CentralScheduler:
                         self._orders.add(task)
                         task.add_done_callback(self._orders.discard)
                     case Bind():
-                        connection.post(self._traced_bind(connection, message))
+                        self._bind(connection, message)
+                    case Withdraw(ticket):
+                        self.binding.withdraw(connection, ticket)
+                    case Spent():
+                        self.binding.spent(message)
+                    case AskPlaces():
+                        self.binding.tell_places(connection, message)
                     case Release(name):
                         self._ingresses.release(name, connection)
                     case Unplaced(model, requests) if connection in self._ingresses:
@@ -182,6 +206,7 @@ class CentralScheduler:
             logger.warning("a peer spoke out of turn: %s", error)
         finally:
             self._ingresses.leave(connection)
+            self.binding.left(connection)
             # An engine that lost its connection may have joined again over another.
             if member is not None and self._members.get(member.identity.group_id) is member:
                 del self._members[member.identity.group_id]
@@ -192,12 +217,12 @@ class CentralScheduler:
 
     def _join(self, connection: Connection[ToCentral], message: Join) -> Member:
         group_id = message.group.group_id
-        candidate = Candidate(group_id, message.ledger)
+        candidate = Candidate(group_id, message.ledger, places=message.group.places)
         prefix = PrefixView(message.prefix_keys)
         member = Member(message.group, candidate, connection.post, message.draining, prefix)
         self._members[group_id] = member
-        self._preempter.tally.note_group(group_id, message.ledger.preempted)
-        if self._draining:
+        self._preempter.tally.note_group(group_id, message.ledger)
+        if self._engines_drain:
             connection.post(Drain())
         self.states.joined(self._of_model(member.identity.model.name))
         self._tell_ingresses()
@@ -209,61 +234,30 @@ class CentralScheduler:
     def _of_model(self, model: str) -> list[Member]:
         return [each for each in self._members.values() if each.identity.model.name == model]
 
-    def _traced_bind(self, connection: Connection[ToCentral], request: Bind) -> Bound | Unbound:
-        if not request.traceparent:
-            return self._bind(connection, request)
-        span = self._tracer.begin("bind", request.traceparent)
-        answer = self._bind(connection, request)
-        if isinstance(answer, Bound):
-            span.set(group=answer.group_id)
-        else:
-            span.set(refused=answer.code.value)
-        span.end()
-        return answer
-
-    def _bind(self, connection: Connection[ToCentral], request: Bind) -> Bound | Unbound:
+    def _bind(self, connection: Connection[ToCentral], request: Bind) -> None:
+        ticket = request.ticket
         if self._draining:
-            return Unbound(request.ticket, RefusalCode.UNAVAILABLE, "the server is shutting down")
-        # One ingress asks again when the group it was sent to is not there.
-        if self._ingresses.has_elsewhere(request.name, connection):
-            return Unbound(request.ticket, RefusalCode.EXISTS, "the name is in use")
-        now = self._clock()
-        for member in self._members.values():
-            member.forget_bound(now)
-        members = [member for member in self._of_model(request.model) if not member.draining]
-        # Where all of them rest a request waits at one of them.
-        awake = [member for member in members if not member.identity.resting]
-        candidates = [member.candidate_for(request) for member in awake or members]
-        group_id = choose_group(candidates, request.prompt_tokens)
-        if group_id is None:
-            return Unbound(
-                request.ticket,
-                RefusalCode.UNAVAILABLE,
-                f"no group serves {request.model} at the moment; try again shortly",
-            )
-        member = self._members[group_id]
-        chosen = member.candidate_for(request)
-        needy = Waiting(request.request_id, request.priority, request.prompt_tokens, request.places)
-        waits, *_ = delay(chosen, request.prompt_tokens)
-        made = self._preempter.place(needy, candidates, self._members) if waits else None
-        if made is not None:
-            group_id = made
+            refusal = "the server is shutting down"
+            connection.post(Unbound(ticket, RefusalCode.UNAVAILABLE, refusal))
+        elif self._ingresses.has_elsewhere(request.name, connection):
+            # One ingress asks again when the group it was sent to is not there.
+            connection.post(Unbound(ticket, RefusalCode.EXISTS, "the name is in use"))
         else:
-            member.bind(request.prompt_tokens - chosen.known_blocks * request.block_size, now)
-        self._ingresses.hold(request.name, connection)
-        return Bound(request.ticket, group_id)
+            self._ingresses.hold(request.name, connection)
+            self.binding.ask(connection, request)
 
     def _take_books(self, member: Member, books: LedgerPush) -> None:
         """An engine tells how its group stands now."""
         group_id, model = member.identity.group_id, member.identity.model.name
         if self._members.get(group_id) is not member:
             return  # a late word: it has joined again over another connection
-        member.candidate = Candidate(group_id, books.ledger, standing=books.standing)
+        member.take_books(books.ledger, books.standing, self.binding.load(model)[0] > 0)
         if member.draining is not books.draining:
             member.draining = books.draining
             self._tell_ingresses()
         member.prefix.apply(books.prefix_removed, books.prefix_stored)
-        self._preempter.tally.note_group(group_id, books.ledger.preempted)
+        self._preempter.tally.note_group(group_id, books.ledger)
+        self.binding.took_books(member)
         if any(other.queues for other in self._members.values()):
             self._relieve(model)
 
@@ -288,9 +282,16 @@ class CentralScheduler:
         leaving = tuple(name for name, member in self._members.items() if member.draining)
         return Groups(identities, self._draining, leaving)
 
+    def _let_engines_drain(self) -> None:
+        self._engines_drain = True
+        for member in self._members.values():
+            member.post(Drain())
+
     def _tell_ingresses(self) -> None:
+        """Groups are others than before, or stand otherwise."""
         if self._closing:
             return
+        self.binding.groups_changed()
         self._ingresses.tell(self._groups())
 
     async def _notify(self) -> None:

@@ -31,6 +31,7 @@ from blockyard.cluster.messages import (
     Updates,
     YardAnswer,
 )
+from blockyard.cluster.moves.consignment import Consignment
 from blockyard.cluster.relief import RequestMoved, Yielded
 from blockyard.cluster.served_request import AskRequests, RequestsAnswer, ServedRequest
 from blockyard.cluster.wire import Codec, Connection, Endpoint, WireError, connect
@@ -104,11 +105,13 @@ class EngineLink:
         choices = range(spec.num_choices)
         return await self._hand_over(spec.request_id, choices, lambda t: Submit(t, spec))
 
-    async def resume(self, snapshot: RequestSnapshot) -> EngineStream:
+    async def resume(
+        self, snapshot: RequestSnapshot, consignment: Consignment | None = None
+    ) -> EngineStream:
         """Hand over a request that another engine served. Raises like `submit`."""
-        choices = snapshot.numbers
+        request_id, choices = snapshot.spec.request_id, snapshot.numbers
         return await self._hand_over(
-            snapshot.spec.request_id, choices, lambda t: Resume(t, snapshot)
+            request_id, choices, lambda t: Resume(t, snapshot, consignment)
         )
 
     async def _hand_over(
@@ -231,10 +234,10 @@ class EngineLink:
                 stream = self._submissions.get(ticket)
                 if stream is not None and self._forget(stream):
                     stream.refuse(RequestRefused(code, text, field))
-            case Yielded(request_ids, taker):
-                for stream in map(self._streams.get, request_ids):
-                    if stream is not None and self._forget(stream):
-                        stream.refuse(RequestMoved(taker))
+            case Yielded(request_id, taker, consignment):
+                stream = self._streams.get(request_id)
+                if stream is not None and self._forget(stream):
+                    stream.refuse(RequestMoved(taker, consignment))
             case Lost(text):
                 self._gone_message = text
             case LedgerAnswer(ticket, books):

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from blockyard.cluster.books.arrival_log import ArrivalLog
-from blockyard.cluster.chaos.faults import Disturb, Disturbed
+from blockyard.cluster.chaos.faults import Disturb, disturbed
 from blockyard.cluster.engine import Engine
 from blockyard.cluster.engine_books import AskMemory, EngineBooks
 from blockyard.cluster.engine_reader import EngineReader
@@ -29,6 +29,7 @@ from blockyard.cluster.messages import (
     Submit,
     Submitted,
 )
+from blockyard.cluster.moves.block_moves import BlockMoves
 from blockyard.cluster.relief import Yielded
 from blockyard.cluster.request_desk import RequestDesk
 from blockyard.cluster.served_request import AskRequests, RequestsAnswer
@@ -66,7 +67,9 @@ class EngineServer:
         self._owners: dict[str, EngineReader] = {}
         self._readers: list[EngineReader] = []
         self._draining = False
-        self.engine = Engine(scheduler, group, self._deliver, self._lose, on_change, repair)
+        self._on_change = on_change
+        self.engine = Engine(scheduler, group, self._deliver, self._lose, self._changed, repair)
+        self.moves = BlockMoves(self.engine)
         self._loop_task: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
         self._hanging_up: asyncio.Task[None] | None = None
@@ -126,6 +129,13 @@ class EngineServer:
         self._draining = True
         self.engine.start_drain()
 
+    def hand_over(self) -> int:
+        """Let go of all that are left here, for whichever group has room; how many those are."""
+        request_ids = tuple(self._owners)
+        for request_id in request_ids:
+            self._let_go(request_id, "")
+        return len(request_ids)
+
     async def close(self) -> None:
         """Stop listening and stepping, whatever is still live; what was computed is delivered."""
         if self._listener is not None:
@@ -133,6 +143,7 @@ class EngineServer:
         if self._hanging_up is not None:
             await self._hanging_up
         self._books.close()
+        await self.moves.close()
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
@@ -213,17 +224,9 @@ class EngineServer:
                 batch = replace(self._arrivals.take(after), steps=steps)
                 reader.connection.post(ArrivalsAnswer(ticket, batch))
             case Disturb():
-                reader.connection.post(self._disturb(message))
+                reader.connection.post(disturbed(message, self.disturb))
             case AskYard():
                 self._books.draw(reader.connection, message)
-
-    def _disturb(self, asked: Disturb) -> Disturbed:
-        if self.disturb is None:
-            return Disturbed(asked.ticket, "", "this cluster was not started with faults allowed")
-        try:
-            return Disturbed(asked.ticket, self.disturb(asked))
-        except LookupError as error:
-            return Disturbed(asked.ticket, "", str(error.args[0]))
 
     def _submit(self, reader: EngineReader, message: Submit | Resume) -> Submitted | Refused:
         try:
@@ -232,6 +235,8 @@ class EngineServer:
             else:
                 spec, max_tokens = message.snapshot.spec, message.snapshot.max_tokens
                 self.engine.resume(message.snapshot)
+                if message.snapshot.has_started or message.consignment is not None:
+                    self.moves.bring(spec.request_id, message.consignment)
         except RequestRefused as refusal:
             return Refused(message.ticket, refusal.code, refusal.message, refusal.field)
         self._owners[spec.request_id] = reader
@@ -252,10 +257,11 @@ class EngineServer:
             reader.request_ids.discard(request_id)
 
     def _let_go(self, request_id: str, taker: str) -> None:
-        """Have its ingress take a request to another group."""
+        """Have its ingress take a request to another group, with its blocks if that is cheaper."""
         reader = self._owners[request_id]
         reader.post_news()  # all that was produced here comes before
-        reader.connection.post(Yielded((request_id,), taker))
+        consignment = self.moves.send_off(request_id)
+        reader.connection.post(Yielded(request_id, taker, consignment))
         self._abort(reader, request_id, None)
 
     def _deliver(self, updates: list[RequestUpdate]) -> None:
@@ -270,6 +276,10 @@ class EngineServer:
         for mover in take_movers(self.engine.scheduler):
             if not self._draining:
                 self._let_go(mover.request_id, mover.taker)
+
+    def _changed(self) -> None:
+        self.moves.note_change()
+        self._on_change()
 
     def _lose(self) -> None:
         if self._listener is not None:

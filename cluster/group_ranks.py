@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from blockyard.cluster.moves.block_carrier import BlockCarrier
 from blockyard.cluster.rank import RankDied, RankHandle
 from blockyard.cluster.resting import Weights
 from blockyard.cluster.worker_group import WorkerGroup
@@ -57,6 +58,8 @@ class GroupRanks:
         self._changing = asyncio.Lock()
         self.note_lost: Callable[[str], None] = lambda adapter_id: None
         """Called with the id of an adapter that could not be loaded again."""
+        self.carrier: BlockCarrier | None = None
+        """Has the ranks of now move blocks to and from other groups; None without host blocks."""
         self.profiles: list[WorkerProfile] = []
         self.num_blocks = 0
         self.num_host_blocks = 0
@@ -154,8 +157,13 @@ class GroupRanks:
                 await self._all("drop_adapter", adapter_id)
                 self.note_lost(adapter_id)
 
+    async def close(self) -> None:
+        """Let the ranks move no more blocks."""
+        await self._close_carrier()
+
     async def rest(self) -> None:
         """Free the weights and the pools of every rank, whose connections are closed."""
+        await self._close_carrier()
         await self._all("rest")
 
     async def wake(
@@ -222,7 +230,18 @@ class GroupRanks:
                 "open_meeting", self._generation, self._machines
             )
             await self._all("join", formation)
-        return await WorkerGroup.connect(await self._all("listen"), self._weight_version)
+        await self._close_carrier()
+        group = await WorkerGroup.connect(await self._all("listen"), self._weight_version)
+        if self.num_host_blocks:
+            self.carrier = await BlockCarrier.connect(await self._all("open_door"))
+            # What it was about to write is to be touched no more before all is made anew.
+            self.carrier.on_gone = group.lose
+        return group
+
+    async def _close_carrier(self) -> None:
+        carrier, self.carrier = self.carrier, None
+        if carrier is not None:
+            await carrier.close()
 
     async def _all(self, method: str, *arguments: object) -> list[Any]:
         return await asyncio.gather(*(handle.call(method, *arguments) for handle in self._handles))

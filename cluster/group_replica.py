@@ -48,6 +48,9 @@ __all__ = ["GroupReplica"]
 
 logger = logging.getLogger(__name__)
 
+HAND_OVER_SECONDS = 5.0
+"""After a drain, for other groups to fetch the blocks of what still ran."""
+
 
 class GroupReplica:
     """One group. Serve awaits `__init__`, so the replica counts as up once it can step."""
@@ -92,6 +95,7 @@ class GroupReplica:
             self._ask_memory if profiles[0].device.startswith("cuda") else None,
             self._repair,
         )
+        self._server.moves.carrier = lambda: self._ranks.carrier
         state = await self._load_adapters(state)
         if self._tracer.on:
             self._server.engine.listen(self._spans)
@@ -109,6 +113,8 @@ class GroupReplica:
             host=endpoint.host,
             port=endpoint.port,
             secret=endpoint.secret,
+            places=limits.max_running,
+            max_waiting=limits.max_waiting,
         )
         locate = partial(locate_central, config)
         rest = Rest(self._server.engine.succession, self._free, self._load, weights)
@@ -236,11 +242,14 @@ class GroupReplica:
                 self._group_id,
                 self._config.drain_seconds,
             )
+            server.hand_over()
+            await server.moves.settled(HAND_OVER_SECONDS)
         for task in (self._link, self._watch):
             task.cancel()
         await asyncio.gather(self._link, self._watch, return_exceptions=True)
         server.engine.adapters.close()
         await server.close()
+        await self._ranks.close()
         await self._group.close()
         self._spans.close()
         await asyncio.to_thread(self._tracer.close)

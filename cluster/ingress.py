@@ -22,6 +22,7 @@ from blockyard.cluster.group_links import GroupLinks
 from blockyard.cluster.journal import Journal
 from blockyard.cluster.messages import GroupIdentity, Groups
 from blockyard.cluster.placing import Asked, Placer
+from blockyard.cluster.relief import RequestMoved
 from blockyard.cluster.resuming_stream import ResumingStream
 from blockyard.cluster.served_request import AskUnplaced, ServedRequest
 from blockyard.cluster.states.model_state import refuse_unless_done
@@ -64,7 +65,7 @@ class ClusterDispatcher:
         self._binder = CentralBinder(locate, self._take_groups, self._find_unplaced)
         self._room = WaitingRoom(self._binder.note_unplaced)
         self._between = BetweenGroups()
-        self._placer = Placer(self._groups, self._binder, self._room)
+        self._placer = Placer(self._groups, self._binder, self._room, resume_seconds)
 
     def models(self) -> tuple[ModelDescription, ...]:
         """Models that can be asked for; the first is the default."""
@@ -153,15 +154,19 @@ class ClusterDispatcher:
         journal = Journal(spec, max_tokens, began_at)
         lost: list[str] = []
 
-        async def move(taker: str) -> EngineStream:
+        async def move(moved: RequestMoved | None) -> EngineStream:
             nonlocal group_id
-            if not taker:
+            if moved is None or not moved.taker:
                 lost.append(group_id)
-            search = self._placer.find_place(asked, self._resume_seconds, journal, lost, taker)
-            group_id, moved = await self._between.travel(spec, search, lambda: journal.choices)
-            return moved
+            search = self._placer.find_place(asked, self._resume_seconds, journal, lost, moved)
+            group_id, stream = await self._between.travel(spec, search, lambda: journal.choices)
+            return stream
 
-        return ResumingStream(stream, journal, move, end)
+        def finish() -> None:
+            end()
+            self._binder.note_spent(model, spec.priority, spec.tenant, journal.num_tokens)
+
+        return ResumingStream(stream, journal, move, finish)
 
     async def reports(self, audit: bool = False, memory: bool = False) -> tuple[GroupReport, ...]:
         """The books of every group, asked for now; a group that does not answer is left out."""
@@ -206,7 +211,7 @@ class ClusterDispatcher:
 
     async def _unplaced(self, tenant: str, name: str, call_off: bool) -> tuple[ServedRequest, ...]:
         """Those that no group has, here and at the other ingresses."""
-        own = self._between.find(tenant, name, call_off)
+        own = await self._find_own(tenant, name, call_off)
         return own + await self._binder.unplaced(tenant, name, call_off)
 
     async def _of_every_group(
@@ -236,8 +241,12 @@ class ClusterDispatcher:
         """Hang up on every engine."""
         await self._groups.close()
 
-    def _find_unplaced(self, asked: AskUnplaced) -> tuple[ServedRequest, ...]:
-        return self._between.find(asked.tenant, asked.name, asked.call_off)
+    async def _find_own(self, tenant: str, name: str, call_off: bool) -> tuple[ServedRequest, ...]:
+        places = await self._binder.places(self._between.ids(tenant, name))
+        return self._between.find(tenant, name, call_off, places)
+
+    async def _find_unplaced(self, asked: AskUnplaced) -> tuple[ServedRequest, ...]:
+        return await self._find_own(asked.tenant, asked.name, asked.call_off)
 
     def _take_groups(self, message: Groups) -> None:
         self._groups.take(message.groups, message.leaving)

@@ -5,11 +5,13 @@ Values only; `wire.py` carries them. A `ticket` pairs an answer with its questio
 
 import msgspec
 
+from blockyard.cluster.binding.waiting_messages import FromWaiting, ToWaiting
 from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.central_books import AskCentralBooks, CentralBooksAnswer
 from blockyard.cluster.books.group_books import GroupBooks
 from blockyard.cluster.chaos.faults import Disturb, Disturbed
 from blockyard.cluster.group_identity import GroupIdentity
+from blockyard.cluster.moves.consignment import Resume
 from blockyard.cluster.relief import Relieved, Yielded
 from blockyard.cluster.served_request import (
     AskRequests,
@@ -18,11 +20,9 @@ from blockyard.cluster.served_request import (
     UnplacedAnswer,
 )
 from blockyard.cluster.states.model_state import Became, Order, Ordered
-from blockyard.cluster.waiting_room import Unplaced
 from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RefusalCode, RequestSpec, RequestUpdate
-from blockyard.scheduler.snapshot import RequestSnapshot
 from blockyard.scheduler.standing import Standing
 from blockyard.scheduler.yard_map import YardMap
 
@@ -83,7 +83,10 @@ class Executed(_Message, frozen=True):
 
 
 class Acknowledged(_Message, frozen=True):
-    """Another rank has finished this step and will not touch its blocks any more."""
+    """A rank has finished this step and will not touch its blocks any more.
+
+    Rank 0 says so of steps whose results came while blocks still moved.
+    """
 
     step: int
 
@@ -107,13 +110,6 @@ class Submit(_Message, frozen=True):
 
     ticket: int
     spec: RequestSpec
-
-
-class Resume(_Message, frozen=True):
-    """Go on with this request, which another engine served. Answered like `Submit`."""
-
-    ticket: int
-    snapshot: RequestSnapshot
 
 
 class Abort(_Message, frozen=True):
@@ -233,9 +229,10 @@ class Drain(_Message, frozen=True):
 class Bind(_Message, frozen=True):
     """An ingress wants a group for a request.
 
-    `block_keys` are of the prompt's full blocks of `block_size`. `name` is what a client calls the
-    request; it is held until it is released or the ingress goes. Empty: it has none. `traceparent`
-    is as in `RequestSpec`. `places` are those that it needs at once.
+    `block_keys` are of the prompt's full blocks of `block_size`. `name` is what a client calls it,
+    held until it is released or the ingress goes. `traceparent` is as in `RequestSpec`. `places`
+    are those that it needs at once, `outputs` its fewest tokens. It came `waited` seconds ago, and
+    its client stays for `seconds`. One that was `served` before does not queue here.
     """
 
     ticket: int
@@ -248,6 +245,11 @@ class Bind(_Message, frozen=True):
     request_id: str = ""
     priority: int = 0
     places: int = 1
+    tenant: str = ""
+    waited: float = 0.0
+    seconds: float | None = None
+    outputs: int = 1
+    served: bool = False
 
 
 class Release(_Message, frozen=True):
@@ -269,6 +271,7 @@ class Unbound(_Message, frozen=True):
     ticket: int
     code: RefusalCode
     message: str
+    field: str = ""
 
 
 class AskGroups(_Message, frozen=True):
@@ -286,8 +289,7 @@ class Groups(_Message, frozen=True):
 
 
 _FromEngine = Join | LedgerPush | Relieved | Became
-_Unplaced = Unplaced | AskUnplaced | UnplacedAnswer
-_FromIngress = Bind | Release | AskGroups | AskCentralBooks | Order | _Unplaced
-ToCentral = _FromEngine | _FromIngress
 _Found = AskUnplaced | UnplacedAnswer
-ToIngress = Bound | Unbound | Groups | CentralBooksAnswer | Ordered | _Found
+_FromIngress = Bind | Release | AskGroups | AskCentralBooks | Order | _Found | FromWaiting
+ToCentral = _FromEngine | _FromIngress
+ToIngress = Bound | Unbound | Groups | CentralBooksAnswer | Ordered | _Found | ToWaiting

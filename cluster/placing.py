@@ -9,11 +9,14 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from blockyard.cluster.binder import CentralBinder, no_group
+from blockyard.cluster.binder import CentralBinder
+from blockyard.cluster.binding.bind_refusals import no_group, too_late
 from blockyard.cluster.engine_stream import EngineStream
 from blockyard.cluster.group_identity import GroupIdentity
 from blockyard.cluster.group_links import GroupLinks
 from blockyard.cluster.journal import Journal
+from blockyard.cluster.messages import Bind
+from blockyard.cluster.relief import RequestMoved
 from blockyard.cluster.waiting_room import WaitingRoom
 from blockyard.scheduler.block_keys import PromptKeys
 from blockyard.scheduler.request import RefusalCode, RequestRefused, RequestSpec
@@ -24,15 +27,19 @@ __all__ = ["Asked", "Placer"]
 _SHUTTING_DOWN = "the server is shutting down; ask another one"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
-    """What a client wants of the groups, and since when; `name` is held while it lives."""
+    """What a client wants of the groups, and since when; `name` is held while it lives.
+
+    `waited` says that it was let wait until a group has room: it is not to be refused for load.
+    """
 
     model: str
     spec: RequestSpec
     keys: PromptKeys | None
     name: str
     began_at: float
+    waited: bool = False
 
     def left_seconds(self, now: float) -> float | None:
         """Until its deadline; None: it has none."""
@@ -43,11 +50,23 @@ class Asked:
 class Placer:
     """One ingress's.
 
+    Args:
+        groups, binder, room: of that ingress.
+        patience_seconds: that one which has waited for a group to have room waits for another,
+            should its own be lost or the central scheduler go.
+
     Attributes:
         draining: the cluster shuts down: nobody waits for a group any more.
     """
 
-    def __init__(self, groups: GroupLinks, binder: CentralBinder, room: WaitingRoom) -> None:
+    def __init__(
+        self,
+        groups: GroupLinks,
+        binder: CentralBinder,
+        room: WaitingRoom,
+        patience_seconds: float = 0.0,
+    ) -> None:
+        self._patience_seconds = patience_seconds
         self._groups = groups
         self._binder = binder
         self._room = room
@@ -59,7 +78,7 @@ class Placer:
         seconds: float,
         journal: Journal | None = None,
         lost: Collection[str] = (),
-        taker: str = "",
+        moved: RequestMoved | None = None,
     ) -> tuple[str, EngineStream]:
         """Have a group take a request; while there is none that can, wait so long for one.
 
@@ -68,7 +87,7 @@ class Placer:
             seconds: to wait.
             journal: of one that was served before; it goes on from there.
             lost: groups that are not to be asked at first.
-            taker: the group that is to be asked first.
+            moved: names the group that is to be asked first, and the blocks that it may have.
 
         Raises:
             RequestRefused: none has taken it.
@@ -81,8 +100,10 @@ class Placer:
             return not self.draining and (journal is None or bool(journal.choices))
 
         try:
-            return await self._place(asked, snapshot(), lost, taker)
+            return await self._place(asked, snapshot(), lost, moved)
         except RequestRefused as refusal:
+            if asked.waited:
+                seconds = max(seconds, self._patience_seconds)
             left = asked.left_seconds(time.monotonic()) if journal is None else None
             try:
                 # What was lost may be back by then: its ranks replaced, or the wire made again.
@@ -95,7 +116,7 @@ class Placer:
                 )
             except RequestRefused as last:
                 if left is not None and left < seconds and last.code is RefusalCode.UNAVAILABLE:
-                    raise _too_late() from last
+                    raise too_late() from last
                 raise
 
     async def _place(
@@ -103,11 +124,11 @@ class Placer:
         asked: Asked,
         snapshot: RequestSnapshot | None = None,
         lost: Collection[str] = (),
-        taker: str = "",
+        moved: RequestMoved | None = None,
     ) -> tuple[str, EngineStream]:
         """Have a group take a request, or go on with it from its snapshot; none of those `lost`."""
         model = asked.model
-        group_id = taker or await self._bind(asked, snapshot)
+        group_id = (moved.taker if moved else "") or await self._bind(asked, snapshot)
         if group_id is None and self.draining:
             raise RequestRefused(RefusalCode.UNAVAILABLE, _SHUTTING_DOWN)
         tried = set(lost)
@@ -125,41 +146,44 @@ class Placer:
                     # An engine counts from the moment at which it gets the request.
                     left = asked.left_seconds(time.monotonic())
                     if left is not None and left <= 0:
-                        raise _too_late()
+                        raise too_late()
                     return group_id, await link.submit(replace(spec, deadline_seconds=left))
-                return group_id, await link.resume(replace(snapshot, spec=spec))
+                consignment = moved.consignment if moved else None
+                return group_id, await link.resume(replace(snapshot, spec=spec), consignment)
             except RequestRefused as refused:
-                # What has begun is not the client's mistake: another pool may be large enough.
-                if snapshot is None and refused.code is not RefusalCode.UNAVAILABLE:
-                    raise
                 refusal = refused
+                if refused.code is RefusalCode.EXHAUSTED and asked.waited:
+                    refusal = RequestRefused(RefusalCode.UNAVAILABLE, refused.message)
+                # What has begun is not the client's mistake: another pool may be large enough.
+                elif snapshot is None and refused.code is not RefusalCode.UNAVAILABLE:
+                    raise
 
     async def _bind(self, asked: Asked, snapshot: RequestSnapshot | None) -> str | None:
         """What the central scheduler says, if anything."""
-        spec, keys = asked.spec, asked.keys
+        spec, keys, now = asked.spec, asked.keys, time.monotonic()
         block_size, version = self._groups.key_shape(asked.model)
-        known, places = len(spec.prompt_token_ids), spec.num_choices
-        if snapshot is not None:
-            known, places = snapshot.known_tokens, len(snapshot.numbers)
-        return await self._binder.bind(
-            asked.model,
-            known,
-            keys.of(block_size, version) if keys is not None and block_size else (),
-            block_size,
-            asked.name if snapshot is None else "",  # one that is moved holds its name already
-            spec.traceparent,
-            spec.request_id,
-            spec.priority,
-            places,
+        served = snapshot is not None
+        binding = await self._binder.bind(
+            Bind(
+                0,
+                asked.model,
+                len(spec.prompt_token_ids) if snapshot is None else snapshot.known_tokens,
+                keys.of(block_size, version) if keys is not None and block_size else (),
+                block_size,
+                "" if served else asked.name,  # one that is moved holds its name already
+                spec.traceparent,
+                spec.request_id,
+                spec.priority,
+                spec.num_choices if snapshot is None else len(snapshot.numbers),
+                spec.tenant,
+                now - asked.began_at,
+                None if served else asked.left_seconds(now),
+                max(1, spec.sampling.min_tokens),
+                served,
+            )
         )
-
-
-def _too_late() -> RequestRefused:
-    return RequestRefused(
-        RefusalCode.INVALID,
-        "the deadline passed before any group could take the request; allow more time",
-        "deadline_seconds",
-    )
+        asked.waited = asked.waited or binding.waited
+        return binding.group_id
 
 
 def _keyed(asked: Asked, group: GroupIdentity) -> RequestSpec:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from blockyard.cluster.moves.consignment import Consignment
 from blockyard.scheduler.placement import Candidate
 from blockyard.scheduler.relief import Relief, choose_relief
 from blockyard.scheduler.request import RefusalCode, RequestRefused
@@ -34,20 +35,25 @@ class Relieved(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Yielded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Engine to ingress: these requests are not served here any more; that group has room."""
+    """Engine to ingress: a request is not served here any more; that group has room.
 
-    request_ids: tuple[str, ...]
+    Empty: whichever has. What it had computed here may be had for a while.
+    """
+
+    request_id: str
     taker: str
+    consignment: Consignment | None = None
 
 
 class RequestMoved(RequestRefused):
-    """Ends a stream whose request is to go on at the group `taker`."""
+    """Ends a stream whose request is to go on at the group `taker`, with its blocks if it can."""
 
-    def __init__(self, taker: str) -> None:
+    def __init__(self, taker: str, consignment: Consignment | None = None) -> None:
         super().__init__(
             RefusalCode.UNAVAILABLE, "another group was to go on with it; send it again"
         )
         self.taker = taker
+        self.consignment = consignment
 
 
 class _Group(Protocol):

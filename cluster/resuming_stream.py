@@ -30,8 +30,8 @@ class ResumingStream:
     Args:
         stream: of the group that has taken the request.
         journal: of the request.
-        move: has another group go on with what the journal holds, the one of that id if it is
-            given; raises `RequestRefused` when none can, and `CalledOff`.
+        move: has another group go on with what the journal holds, as the move says if there is
+            one; raises `RequestRefused` when none can, and `CalledOff`.
         end: called once, when nothing more is wanted or comes.
     """
 
@@ -39,7 +39,7 @@ class ResumingStream:
         self,
         stream: EngineStream,
         journal: Journal,
-        move: Callable[[str], Awaitable[EngineStream]],
+        move: Callable[[RequestMoved | None], Awaitable[EngineStream]],
         end: Callable[[], None],
     ) -> None:
         self._stream = stream
@@ -93,8 +93,7 @@ class ResumingStream:
         wanted = self._journal.choices
         named = fields(request_id=self._stream.request_id)
         try:
-            taker = lost.taker if isinstance(lost, RequestMoved) else ""
-            self._stream = await self._move(taker)
+            self._stream = await self._move(lost if isinstance(lost, RequestMoved) else None)
         except RequestRefused as refusal:
             logger.warning("no group can go on with a request: %s", refusal, extra=named)
             self._finish()

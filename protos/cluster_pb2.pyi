@@ -93,7 +93,7 @@ class LedgerResponse(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[GroupLedger, _Mapping]]] = ..., central: _Optional[_Union[CentralBooks, _Mapping]] = ...) -> None: ...
 
 class CentralBooks(_message.Message):
-    __slots__ = ("preempted", "decisions", "swapped", "recomputed", "moved", "relieved", "recent")
+    __slots__ = ("preempted", "decisions", "swapped", "recomputed", "moved", "relieved", "recent", "waiting", "moves")
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,8 @@ class CentralBooks(_message.Message):
     MOVED_FIELD_NUMBER: _ClassVar[int]
     RELIEVED_FIELD_NUMBER: _ClassVar[int]
     RECENT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     preempted: PreemptionCounts
     decisions: int
     swapped: int
@@ -108,7 +110,29 @@ class CentralBooks(_message.Message):
     moved: int
     relieved: int
     recent: _containers.RepeatedCompositeFieldContainer[WayMade]
-    def __init__(self, preempted: _Optional[_Union[PreemptionCounts, _Mapping]] = ..., decisions: _Optional[int] = ..., swapped: _Optional[int] = ..., recomputed: _Optional[int] = ..., moved: _Optional[int] = ..., relieved: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[WayMade, _Mapping]]] = ...) -> None: ...
+    waiting: WaitingCounts
+    moves: MoveCounts
+    def __init__(self, preempted: _Optional[_Union[PreemptionCounts, _Mapping]] = ..., decisions: _Optional[int] = ..., swapped: _Optional[int] = ..., recomputed: _Optional[int] = ..., moved: _Optional[int] = ..., relieved: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[WayMade, _Mapping]]] = ..., waiting: _Optional[_Union[WaitingCounts, _Mapping]] = ..., moves: _Optional[_Union[MoveCounts, _Mapping]] = ...) -> None: ...
+
+class WaitingCounts(_message.Message):
+    __slots__ = ("queued", "queued_tokens", "oldest_seconds", "bound", "bound_late", "waited_seconds", "shed", "too_late")
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    BOUND_LATE_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SHED_FIELD_NUMBER: _ClassVar[int]
+    TOO_LATE_FIELD_NUMBER: _ClassVar[int]
+    queued: int
+    queued_tokens: int
+    oldest_seconds: float
+    bound: int
+    bound_late: int
+    waited_seconds: float
+    shed: int
+    too_late: int
+    def __init__(self, queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., oldest_seconds: _Optional[float] = ..., bound: _Optional[int] = ..., bound_late: _Optional[int] = ..., waited_seconds: _Optional[float] = ..., shed: _Optional[int] = ..., too_late: _Optional[int] = ...) -> None: ...
 
 class WayMade(_message.Message):
     __slots__ = ("at", "group_id", "came_from", "for_priority", "priority", "swapped", "recomputed", "moved", "estimated_seconds")
@@ -133,7 +157,7 @@ class WayMade(_message.Message):
     def __init__(self, at: _Optional[float] = ..., group_id: _Optional[str] = ..., came_from: _Optional[str] = ..., for_priority: _Optional[int] = ..., priority: _Optional[int] = ..., swapped: _Optional[int] = ..., recomputed: _Optional[int] = ..., moved: _Optional[int] = ..., estimated_seconds: _Optional[float] = ...) -> None: ...
 
 class GroupLedger(_message.Message):
-    __slots__ = ("blocks", "slots", "requests", "block_size", "step", "preemptions", "stalled_steps", "group_id", "model", "device", "dtype", "tokens", "wastes", "host_blocks", "ranks", "sum", "contiguous", "summary", "audit", "preempted")
+    __slots__ = ("blocks", "slots", "requests", "block_size", "step", "preemptions", "stalled_steps", "group_id", "model", "device", "dtype", "tokens", "wastes", "host_blocks", "ranks", "sum", "contiguous", "summary", "audit", "preempted", "moves", "wire_bytes_per_second")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +178,8 @@ class GroupLedger(_message.Message):
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    WIRE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     blocks: BlockCounts
     slots: SlotCounts
     requests: RequestCounts
@@ -174,7 +200,9 @@ class GroupLedger(_message.Message):
     summary: str
     audit: str
     preempted: PreemptionCounts
-    def __init__(self, blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., slots: _Optional[_Union[SlotCounts, _Mapping]] = ..., requests: _Optional[_Union[RequestCounts, _Mapping]] = ..., block_size: _Optional[int] = ..., step: _Optional[int] = ..., preemptions: _Optional[int] = ..., stalled_steps: _Optional[int] = ..., group_id: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., tokens: _Optional[_Union[TokenCounts, _Mapping]] = ..., wastes: _Optional[_Union[Wastes, _Mapping]] = ..., host_blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankBytes, _Mapping]]] = ..., sum: _Optional[_Union[RankBytes, _Mapping]] = ..., contiguous: _Optional[_Iterable[_Union[ContiguousServer, _Mapping]]] = ..., summary: _Optional[str] = ..., audit: _Optional[str] = ..., preempted: _Optional[_Union[PreemptionCounts, _Mapping]] = ...) -> None: ...
+    moves: MoveCounts
+    wire_bytes_per_second: float
+    def __init__(self, blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., slots: _Optional[_Union[SlotCounts, _Mapping]] = ..., requests: _Optional[_Union[RequestCounts, _Mapping]] = ..., block_size: _Optional[int] = ..., step: _Optional[int] = ..., preemptions: _Optional[int] = ..., stalled_steps: _Optional[int] = ..., group_id: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., tokens: _Optional[_Union[TokenCounts, _Mapping]] = ..., wastes: _Optional[_Union[Wastes, _Mapping]] = ..., host_blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankBytes, _Mapping]]] = ..., sum: _Optional[_Union[RankBytes, _Mapping]] = ..., contiguous: _Optional[_Iterable[_Union[ContiguousServer, _Mapping]]] = ..., summary: _Optional[str] = ..., audit: _Optional[str] = ..., preempted: _Optional[_Union[PreemptionCounts, _Mapping]] = ..., moves: _Optional[_Union[MoveCounts, _Mapping]] = ..., wire_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class TokenCounts(_message.Message):
     __slots__ = ("logical", "physical", "sharing_ratio", "prompt", "prefix_hits", "recomputed", "merged_blocks")
@@ -313,6 +341,30 @@ class OutOfMemory(_message.Message):
     running: int
     message: str
     def __init__(self, after_seconds: _Optional[float] = ..., needed: _Optional[int] = ..., free: _Optional[int] = ..., largest_hole: _Optional[int] = ..., reserved_idle: _Optional[int] = ..., running: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class MoveCounts(_message.Message):
+    __slots__ = ("brought", "recomputed", "cut_short", "blocks_out", "blocks_in", "tokens_in", "bytes_out", "bytes_in", "estimated_seconds", "seconds")
+    BROUGHT_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
+    CUT_SHORT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_OUT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_IN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_IN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    brought: int
+    recomputed: int
+    cut_short: int
+    blocks_out: int
+    blocks_in: int
+    tokens_in: int
+    bytes_out: int
+    bytes_in: int
+    estimated_seconds: float
+    seconds: float
+    def __init__(self, brought: _Optional[int] = ..., recomputed: _Optional[int] = ..., cut_short: _Optional[int] = ..., blocks_out: _Optional[int] = ..., blocks_in: _Optional[int] = ..., tokens_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., bytes_in: _Optional[int] = ..., estimated_seconds: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class PreemptionCounts(_message.Message):
     __slots__ = ("swapped", "recomputed", "held", "blocks_out", "blocks_in", "swap_estimated_seconds", "swap_seconds", "recompute_estimated_seconds", "recompute_seconds", "moved", "ordered")

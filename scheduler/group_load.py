@@ -59,12 +59,23 @@ class GroupLoad:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLoad:
-    """All groups that are up and not draining, how many start, and who waits outside."""
+    """All groups that are up and not draining, how many start, and who waits outside.
+
+    Attributes:
+        groups: those that are up.
+        starting: more that are on their way.
+        unbound_requests: that no group could be found for, because none is up.
+        queued_requests, queued_tokens: that wait for the first of them all to have room, and tokens
+            known of those.
+        resting: all of them sleep, or are becoming something else.
+    """
 
     groups: tuple[GroupLoad, ...]
     starting: int = 0
     unbound_requests: int = 0
-    """Requests that no group could be found for, because none is up."""
+    queued_requests: int = 0
+    queued_tokens: int = 0
+    resting: bool = False
 
 
 def choose_retiring(groups: Sequence[GroupLoad], count: int) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ class ScalingMemory:
     backlog_seconds: float = 0.0
     queues: tuple[tuple[str, int, int], ...] = ()
     """Of each group: id, admitted tokens, queued tokens."""
+    outside_tokens: int = 0
+    """Of those that waited for any of them."""
     watched_since: float | None = None
     """The moment from which on the number of groups has not changed."""
     needs: tuple[tuple[float, int], ...] = ()
@@ -115,6 +117,10 @@ def decide_groups(
     """How many groups there should be now. Call it every second or so, with its last memory."""
     memory = _look(load, memory, now)
     there = len(load.groups) + load.starting
+    if load.resting:
+        # What waits is not for want of groups, and no request is no sign that none is wanted.
+        memory = replace(memory, idle_since=None, watched_since=None, needs=())
+        return ScalingDecision(there, "the model rests", memory)
     bounds = (policy.min_groups, policy.max_groups)
     wanted, reason = max(_needs(policy, load, memory, policy.full_share))
     if load.unbound_requests and wanted < 1:
@@ -159,11 +165,15 @@ def _needs(
     # What was seen to grow may double, no more: a start from nothing always looks steep.
     coming = wanted + min(wanted, max(0.0, memory.growth) * policy.ahead_seconds)
     queued_seconds = sum(_queued_seconds(group, memory.capacity) for group in groups)
+    rates = [group.prefill_tokens_per_second or memory.capacity for group in groups]
+    if any(rates):
+        queued_seconds += load.queued_tokens * count / sum(rates)
+    requests = sum(group.requests for group in groups) + load.queued_requests
     # Seconds of queue shrink by the share, too, or one threshold would do for both ways.
     bearable = policy.queue_seconds * share / policy.full_share
     needs = [
         (math.ceil(coming / (blocks * share)), "blocks run short"),
-        (math.ceil(sum(group.requests for group in groups) / (places * share)), "places run short"),
+        (math.ceil(requests / (places * share)), "places run short"),
         (math.ceil(queued_seconds / bearable), "work queues up"),
     ]
     if memory.capacity:
@@ -181,14 +191,24 @@ def _look(load: ClusterLoad, memory: ScalingMemory, now: float) -> ScalingMemory
     """Bring averages and what was seen of each group up to date."""
     queues = tuple((g.group_id, g.admitted_tokens, g.queued_tokens) for g in load.groups)
     wanted = float(sum(group.wanted_blocks for group in load.groups))
-    busy = load.unbound_requests or any(group.requests for group in load.groups)
+    if load.groups:
+        wanted += -(-load.queued_tokens // load.groups[0].block_size)
+    outside = load.unbound_requests or load.queued_requests
+    busy = outside or any(group.requests for group in load.groups)
     idle_since = None if busy else (now if memory.idle_since is None else memory.idle_since)
-    seen = replace(memory, seen_at=now, idle_since=idle_since, wanted_blocks=wanted, queues=queues)
+    seen = replace(
+        memory,
+        seen_at=now,
+        idle_since=idle_since,
+        wanted_blocks=wanted,
+        queues=queues,
+        outside_tokens=load.queued_tokens,
+    )
     if memory.seen_at is None or now <= memory.seen_at:
         return seen
     passed = now - memory.seen_at
     before = {group_id: (admitted, queued) for group_id, admitted, queued in memory.queues}
-    arrived = 0
+    arrived = load.queued_tokens - memory.outside_tokens
     tokens, seconds = memory.backlog_tokens, memory.backlog_seconds
     for group_id, admitted, queued in queues:
         admitted_before, queued_before = before.get(group_id, (0, 0))
@@ -198,7 +218,7 @@ def _look(load: ClusterLoad, memory: ScalingMemory, now: float) -> ScalingMemory
             tokens += admitted - admitted_before
             seconds += passed
     fade = min(1.0, _BACKLOG_WINDOW / seconds) if seconds else 1.0
-    arriving = _averaged(memory.arriving, arrived / passed, passed, _RATE_SECONDS)
+    arriving = _averaged(memory.arriving, max(0, arrived) / passed, passed, _RATE_SECONDS)
     growth = (wanted - memory.wanted_blocks) / passed
     seen = replace(
         seen,

@@ -17,7 +17,7 @@ import psutil
 from blockyard.cluster.binder import CentralBinder
 from blockyard.cluster.central import CentralScheduler
 from blockyard.cluster.central_link import PUSH_SECONDS
-from blockyard.cluster.messages import Drain, GroupIdentity, Groups, Join, LedgerPush
+from blockyard.cluster.messages import Bind, Drain, GroupIdentity, Groups, Join, LedgerPush
 from blockyard.cluster.wire import Codec, Endpoint, connect
 from blockyard.scheduler.block_keys import NO_EXTRAS, block_keys
 from blockyard.scheduler.ledger import BlockCounts, GroupLedger, RequestCounts, SlotCounts
@@ -111,8 +111,9 @@ async def _load(
         while True:
             number += concurrency
             keys = prompts[number % len(prompts)]
-            group = await binder.bind(_MODEL.name, len(keys) * _BLOCK_SIZE + 5, keys, _BLOCK_SIZE)
-            assert group is not None, "the central scheduler bound nothing"
+            tokens = len(keys) * _BLOCK_SIZE + 5
+            binding = await binder.bind(Bind(0, _MODEL.name, tokens, keys, _BLOCK_SIZE))
+            assert binding.group_id is not None, "the central scheduler bound nothing"
             bound += 1
 
     try:

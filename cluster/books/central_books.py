@@ -1,4 +1,4 @@
-"""The central scheduler's books: every preemption of any group, and what it has decided itself.
+"""The central scheduler's books: every preemption of any group, what it has decided, who waits.
 
 Counts come from the groups' own books; those of a group that has gone, or has begun to count anew,
 are kept. A central scheduler that starts anew knows those of the groups that are there. Units:
@@ -7,15 +7,23 @@ requests, blocks, seconds.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import msgspec
 
-from blockyard.scheduler.ledger import PreemptionCounts
+from blockyard.cluster.books.group_totals import GroupTotals
+from blockyard.cluster.books.waiting_counts import NOBODY_WAITS, WaitingCounts
+from blockyard.scheduler.ledger import GroupLedger, MoveCounts, PreemptionCounts
 from blockyard.scheduler.making_way import MakingWay
 from blockyard.scheduler.way_out import Way
 
-__all__ = ["AskCentralBooks", "CentralBooks", "CentralBooksAnswer", "CentralTally", "WayMade"]
+__all__ = [
+    "AskCentralBooks",
+    "CentralBooks",
+    "CentralBooksAnswer",
+    "CentralTally",
+    "WayMade",
+]
 
 _MOST_REMEMBERED = 32
 
@@ -46,7 +54,7 @@ class WayMade:
 
 @dataclass(frozen=True, slots=True)
 class CentralBooks:
-    """What the central scheduler knows of preemptions.
+    """What the central scheduler knows of preemptions, and of requests that wait for a group.
 
     Attributes:
         preempted: of all groups together.
@@ -55,6 +63,8 @@ class CentralBooks:
             those that engines did preempt so are `preempted.ordered`.
         relieved: requests that went from one group's queue to another group.
         recent: its last decisions, the newest last.
+        moves: of all groups together.
+        waiting: who waits.
     """
 
     preempted: PreemptionCounts
@@ -64,6 +74,8 @@ class CentralBooks:
     moved: int
     relieved: int
     recent: tuple[WayMade, ...]
+    moves: MoveCounts
+    waiting: WaitingCounts = NOBODY_WAITS
 
 
 class AskCentralBooks(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -84,25 +96,21 @@ class CentralTally:
 
     def __init__(self, wall_clock: Callable[[], float]) -> None:
         self._wall_clock = wall_clock
-        self._gone = PreemptionCounts()
-        self._of_groups: dict[str, PreemptionCounts] = {}
+        self._preempted = GroupTotals(PreemptionCounts())
+        self._moves = GroupTotals(MoveCounts())
         self._decisions = 0
         self._victims = dict.fromkeys(Way, 0)
         self._recent: deque[WayMade] = deque(maxlen=_MOST_REMEMBERED)
 
-    def note_group(self, group_id: str, counts: PreemptionCounts) -> None:
+    def note_group(self, group_id: str, ledger: GroupLedger) -> None:
         """A group's books have come."""
-        before = self._of_groups.get(group_id, counts)
-        # A group that was formed anew counts from 0.
-        if any(getattr(counts, f.name) < getattr(before, f.name) for f in fields(counts)):
-            self._gone = _sum(self._gone, before)
-        self._of_groups[group_id] = counts
+        self._preempted.note(group_id, ledger.preempted)
+        self._moves.note(group_id, ledger.moves)
 
     def note_gone(self, group_id: str) -> None:
         """A group has gone; what it has done stays."""
-        counts = self._of_groups.pop(group_id, None)
-        if counts is not None:
-            self._gone = _sum(self._gone, counts)
+        self._preempted.note_gone(group_id)
+        self._moves.note_gone(group_id)
 
     def note_way(self, way: MakingWay, for_priority: int, came_from: str = "") -> None:
         """It was decided who gives way."""
@@ -125,23 +133,16 @@ class CentralTally:
             )
         )
 
-    def books(self, relieved: int) -> CentralBooks:
+    def books(self, relieved: int, waiting: WaitingCounts = NOBODY_WAITS) -> CentralBooks:
         """All of it as it stands."""
-        total = self._gone
-        for counts in self._of_groups.values():
-            total = _sum(total, counts)
         return CentralBooks(
-            total,
+            self._preempted.total(),
             self._decisions,
             self._victims[Way.SWAP],
             self._victims[Way.RECOMPUTE],
             self._victims[Way.MOVE],
             relieved,
             tuple(self._recent),
+            self._moves.total(),
+            waiting,
         )
-
-
-def _sum(one: PreemptionCounts, other: PreemptionCounts) -> PreemptionCounts:
-    return PreemptionCounts(
-        **{f.name: getattr(one, f.name) + getattr(other, f.name) for f in fields(one)}
-    )

@@ -5,14 +5,19 @@ from dataclasses import fields
 from blockyard.cluster.books.central_books import CentralBooks
 from blockyard.cluster.dispatch import CentralBooksSource
 from blockyard.protos import cluster_pb2
-from blockyard.scheduler.ledger import PreemptionCounts
+from blockyard.scheduler.ledger import MoveCounts, PreemptionCounts
 
-__all__ = ["ask_central", "central_message", "preemptions_message"]
+__all__ = ["ask_central", "central_message", "moves_message", "preemptions_message"]
 
 
 def preemptions_message(counts: PreemptionCounts) -> cluster_pb2.PreemptionCounts:
     """What preemptions were, and what they cost."""
     return cluster_pb2.PreemptionCounts(**{f.name: getattr(counts, f.name) for f in fields(counts)})
+
+
+def moves_message(counts: MoveCounts) -> cluster_pb2.MoveCounts:
+    """Requests that came from other groups, and the blocks that went with them."""
+    return cluster_pb2.MoveCounts(**{f.name: getattr(counts, f.name) for f in fields(counts)})
 
 
 async def ask_central(dispatcher: object) -> CentralBooks | None:
@@ -33,6 +38,10 @@ def central_message(books: CentralBooks | None) -> cluster_pb2.CentralBooks | No
         recomputed=books.recomputed,
         moved=books.moved,
         relieved=books.relieved,
+        moves=moves_message(books.moves),
+        waiting=cluster_pb2.WaitingCounts(
+            **{f.name: getattr(books.waiting, f.name) for f in fields(books.waiting)}
+        ),
         recent=[
             cluster_pb2.WayMade(
                 at=way.at,

@@ -4,7 +4,7 @@ Only restates what a report has. Bytes are counts times a rank's own bytes of a 
 they add up whenever the counts do. Units: as in the proto.
 """
 
-from blockyard.cluster.books.central_message import preemptions_message
+from blockyard.cluster.books.central_message import moves_message, preemptions_message
 from blockyard.cluster.capacity.quantities import format_bytes
 from blockyard.cluster.dispatch import GroupReport
 from blockyard.protos import cluster_pb2
@@ -45,6 +45,8 @@ def ledger_message(report: GroupReport) -> cluster_pb2.GroupLedger:
         summary=summary_line(books.shadow[0], ledger) if books.shadow else "",
         audit=books.audit,
         preempted=preemptions_message(ledger.preempted),
+        moves=moves_message(ledger.moves),
+        wire_bytes_per_second=ledger.wire_bytes_per_second,
     )
 
 

@@ -133,14 +133,32 @@ def _notes(group: Any) -> list[RenderableType]:
 
 def _central(books: Any) -> list[RenderableType]:
     """What the central scheduler has done; nothing where it never had to."""
+    told: list[RenderableType] = []
+    moves = books.moves
+    if moves.brought or moves.recomputed:
+        told.append(
+            Text(
+                f"went on at another group: {moves.brought:,} with their blocks "
+                f"({format_bytes(moves.bytes_in)}), {moves.recomputed:,} computed again"
+            )
+        )
+    waiting = books.waiting
+    if waiting.queued:
+        told.append(
+            Text(
+                f"waiting for any group to have room: {waiting.queued:,} requests of "
+                f"{waiting.queued_tokens:,} tokens, for up to {waiting.oldest_seconds:,.1f} s"
+            )
+        )
     if not (books.decisions or books.relieved):
-        return []
+        return told
     return [
+        *told,
         Text(
             f"central scheduler: chose who gives way {books.decisions:,} times: {books.swapped:,} "
             f"swapped, {books.recomputed:,} to recompute, {books.moved:,} moved; "
             f"{books.relieved:,} went from one queue to another group"
-        )
+        ),
     ]
 
 

@@ -4,7 +4,7 @@ docs/metrics.md is made from these. Nothing is kept here: values are read from a
 somebody asks. Units: as each says.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from blockyard.cluster.books.metric_kinds import (
     GROUP,
@@ -39,6 +39,16 @@ def _wastes(report: GroupReport) -> Samples:
 def _swapped(report: GroupReport) -> Samples:
     yield ("out",), report.ledger.preempted.blocks_out
     yield ("in",), report.ledger.preempted.blocks_in
+
+
+def _both_ways(name: str) -> Callable[[GroupReport], Samples]:
+    """What has gone to other groups (`out`), and come from there (`in`)."""
+
+    def read(report: GroupReport) -> Samples:
+        yield ("out",), getattr(report.ledger.moves, f"{name}_out")
+        yield ("in",), getattr(report.ledger.moves, f"{name}_in")
+
+    return read
 
 
 def _estimated_seconds(report: GroupReport) -> Samples:
@@ -170,6 +180,44 @@ GROUP_METRICS: tuple[MetricSpec, ...] = (
         "blockyard_swapped_blocks_total", "blocks",
         "Blocks moved to host memory (`out`) and back (`in`).",
         (*GROUP, "direction"), _swapped,
+    ),
+    MetricSpec(
+        "blockyard_moved_requests_total", "requests",
+        "Requests that came from another group where they had begun: `brought` with blocks that "
+        "they had there, `recomputed` without; `cut_short` those of both whose transfer ended "
+        "before all was there.",
+        (*GROUP, "kind"),
+        lambda r: states(r.ledger.moves, ("brought", "recomputed", "cut_short")),
+    ),
+    MetricSpec(
+        "blockyard_moved_blocks_total", "blocks",
+        "Blocks that went over the wire to other groups (`out`) and came from there (`in`).",
+        (*GROUP, "direction"), _both_ways("blocks"),
+    ),
+    MetricSpec(
+        "blockyard_moved_bytes_total", "bytes",
+        "The same, `out` and `in`, in bytes of all ranks; with what came too late.",
+        (*GROUP, "direction"), _both_ways("bytes"),
+    ),
+    MetricSpec(
+        "blockyard_moved_tokens_total", "tokens",
+        "Tokens that need not be computed again because their blocks came from another group.",
+        GROUP, one(lambda r: r.ledger.moves.tokens_in),
+    ),
+    MetricSpec(
+        "blockyard_move_estimated_seconds_total", "seconds",
+        "What transfers from other groups were to take when they were begun.",
+        GROUP, one(lambda r: r.ledger.moves.estimated_seconds),
+    ),
+    MetricSpec(
+        "blockyard_move_seconds_total", "seconds",
+        "What they took.",
+        GROUP, one(lambda r: r.ledger.moves.seconds),
+    ),
+    MetricSpec(
+        "blockyard_wire_bytes_per_second", "bytes_per_second",
+        "From other groups to each rank, as measured last; 0: not yet.",
+        GROUP, one(lambda r: r.ledger.wire_bytes_per_second),
     ),
     MetricSpec(
         "blockyard_stalled_steps_total", "steps",

@@ -4,8 +4,9 @@ import msgspec
 
 from blockyard.cluster.moves.door_messages import RankDoor
 from blockyard.scheduler.parcels import Parcel
+from blockyard.scheduler.snapshot import RequestSnapshot
 
-__all__ = ["Consignment"]
+__all__ = ["Consignment", "Resume"]
 
 
 class Consignment(msgspec.Struct, frozen=True, array_like=True):
@@ -13,3 +14,14 @@ class Consignment(msgspec.Struct, frozen=True, array_like=True):
 
     parcel: Parcel
     doors: tuple[RankDoor, ...]
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Ingress to engine: go on with this request, which another engine served.
+
+    Answered like `Submit`. What it had computed there may be had from there, or is computed again.
+    """
+
+    ticket: int
+    snapshot: RequestSnapshot
+    consignment: Consignment | None = None

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["Offered", "OfferedParcels"]
+__all__ = ["Offered", "OfferedParcels", "runs"]
 
 _MOST_CLOSING_SECONDS = 5.0
 

@@ -10,12 +10,13 @@ import pytest
 
 from blockyard.cluster.autoscale import LOOK_SECONDS, STALE_SECONDS, ServedScaling
 from blockyard.cluster.config import ServeConfig
-from blockyard.scheduler.group_load import GroupLoad
+from blockyard.scheduler.group_load import ClusterLoad, GroupLoad
 from blockyard.scheduler.scaling import ScalingPolicy
 from blockyard.workers.description import ModelDescription
 
 POLICY = ScalingPolicy(min_groups=1, max_groups=4, quiet_seconds=20.0, idle_seconds=40.0)
 IDLE = GroupLoad("g0", 1000, 1000, 16, 100, 0, 0, 1000.0, 0)
+QUIET = ClusterLoad((IDLE,))
 FULL = GroupLoad("g0", 1000, 100, 16, 100, 50, 0, 1000.0, 0)
 
 
@@ -26,7 +27,7 @@ class Serve:
     policy: ScalingPolicy = POLICY
     now: float = 0.0
     target_num_replicas: int = 1
-    load: Any = ((IDLE,), 0)
+    load: ClusterLoad = QUIET
 
     def __post_init__(self) -> None:
         told = asdict(self.policy)
@@ -46,16 +47,16 @@ class Serve:
 
 
 def test_it_grows_when_blocks_run_short_and_counts_what_starts() -> None:
-    serve = Serve(load=((FULL,), 0))
+    serve = Serve(load=ClusterLoad((FULL,)))
     assert serve.tick() == 2
     assert [serve.tick() for _ in range(5)] == [2] * 5
 
 
 def test_it_does_nothing_while_the_books_cannot_be_seen() -> None:
-    serve = Serve(load=((FULL,), 0))
+    serve = Serve(load=ClusterLoad((FULL,)))
     assert serve.tick(look=False) == 1
     assert serve.tick() == 2
-    serve.load = ((FULL, FULL), 0)
+    serve.load = ClusterLoad((FULL, FULL))
     serve.tick()
     serve.now += STALE_SECONDS
     before = serve.target_num_replicas
@@ -63,7 +64,7 @@ def test_it_does_nothing_while_the_books_cannot_be_seen() -> None:
 
 
 def test_a_group_that_is_going_is_not_called_back() -> None:
-    serve = Serve(load=((IDLE, IDLE), 0), target_num_replicas=2)
+    serve = Serve(load=ClusterLoad((IDLE, IDLE)), target_num_replicas=2)
     while serve.tick() == 2:
         assert serve.now < 60
     # Serve has been told, and the group does not drain yet.
@@ -74,12 +75,27 @@ def test_an_idle_model_goes_to_none_and_comes_back_for_one_request() -> None:
     serve = Serve(policy=ScalingPolicy(0, 2, quiet_seconds=5.0, idle_seconds=10.0))
     while serve.tick():
         assert serve.now < 60
-    serve.load = ((), 0)
+    serve.load = ClusterLoad(())
     assert [serve.tick() for _ in range(5)] == [0] * 5
-    serve.load = ((), 1)
+    serve.load = ClusterLoad((), 0, 1)
     assert serve.tick() == 1
-    serve.load = ((), 0)  # its client left; the group comes all the same
+    serve.load = ClusterLoad(())  # its client left; the group comes all the same
     assert [serve.tick() for _ in range(5)] == [1] * 5
+
+
+def test_a_model_that_rests_keeps_its_groups_whatever_waits_and_however_long() -> None:
+    policy = ScalingPolicy(0, 4, quiet_seconds=5.0, idle_seconds=10.0)
+    serve = Serve(policy=policy, load=ClusterLoad((IDLE, IDLE), resting=True))
+    serve.target_num_replicas = 2
+    assert [serve.tick() for _ in range(100)] == [2] * 100
+    serve.load = ClusterLoad((FULL, FULL), 0, 9, resting=True)
+    assert [serve.tick() for _ in range(9)] == [2] * 9
+    # It wakes up: its rest was no idleness.
+    serve.load = ClusterLoad((IDLE, IDLE))
+    assert serve.tick() == 2
+    while serve.tick() == 2:
+        assert serve.now < 120
+    assert serve.now > 50 + 5
 
 
 def test_the_books_are_asked_for_beside_the_controller() -> None:
@@ -89,7 +105,7 @@ def test_the_books_are_asked_for_beside_the_controller() -> None:
     def ask(model: str, places: int) -> Any:
         asked.set()
         assert answered.wait(30)
-        return (FULL,), 0
+        return ClusterLoad((FULL,))
 
     scaling = ServedScaling("m", 100, asdict(POLICY), ask)
     serve = Serve()

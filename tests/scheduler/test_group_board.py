@@ -101,10 +101,10 @@ def test_the_best_is_that_of_a_look_at_every_group_whatever_changes(seed: int) -
         least = min(delays, default=None)
         found = made.best(asked)
         assert chosen(found) == (None if least is None else least[3])
-        if found is not None:
+        if found is not None and least is not None:
             assert found[1] == known[least[3]]
-        starts = least is not None and least[0] == 0
-        assert chosen(made.starting(asked)) == (least[3] if starts else None)
+        starts = least[3] if least is not None and least[0] == 0 else None
+        assert chosen(made.starting(asked)) == starts
 
 
 def test_a_group_that_has_no_place_left_cannot_start_anybody() -> None:

@@ -53,6 +53,42 @@ def test_each_need_asks_for_groups(counts: dict[str, Any], groups: int, reason: 
     assert reason in decision.reason
 
 
+@pytest.mark.parametrize(
+    ("outside", "groups", "reason"),
+    [
+        ({"queued_requests": 25, "queued_tokens": 400}, 1, "as many"),
+        ({"queued_requests": 26, "queued_tokens": 400}, 2, "places"),
+        ({"queued_requests": 1, "queued_tokens": 2000}, 1, "as many"),
+        ({"queued_requests": 1, "queued_tokens": 2001}, 2, "queues"),
+        ({"queued_requests": 1, "queued_tokens": 9000}, 5, "queues"),
+    ],
+)
+def test_what_waits_for_any_group_counts_as_what_waits_at_one(
+    outside: dict[str, int], groups: int, reason: str
+) -> None:
+    decision = once(group(requests=60), **outside)
+    assert decision.groups == groups
+    assert reason in decision.reason
+    assert decision.memory.idle_since is None
+
+
+def test_work_that_waits_outside_has_come_in_once() -> None:
+    memory = ScalingMemory()
+    for second in range(60):
+        admitted, outside = 300 * second, 200 * second
+        one = group(requests=9, admitted_tokens=admitted)
+        load = ClusterLoad((one,), queued_requests=1, queued_tokens=outside)
+        memory = decide_groups(POLICY, load, memory, float(second)).memory
+    assert 400 < memory.arriving < 500
+    for second in range(60, 90):  # what waited is let in, and nothing comes
+        outside -= 300
+        admitted += 300
+        one = group(requests=9, admitted_tokens=admitted)
+        load = ClusterLoad((one,), queued_requests=1, queued_tokens=outside)
+        memory = decide_groups(POLICY, load, memory, float(second)).memory
+    assert memory.arriving < 250
+
+
 def test_groups_that_start_are_counted_and_bounds_hold() -> None:
     full = group(free_blocks=0, queued_tokens=30_000)
     assert once(full).groups == 8

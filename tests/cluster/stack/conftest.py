@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from blockyard.cluster.dispatch import TokenStream
 from blockyard.cluster.engine_server import EngineServer
 from blockyard.cluster.ingress import ClusterDispatcher
 from blockyard.cluster.messages import GroupIdentity
+from blockyard.cluster.moves.block_carrier import BlockCarrier
 from blockyard.cluster.states.engine_state import EngineState
 from blockyard.cluster.wire import Endpoint
 from blockyard.cluster.worker_group import WorkerGroup
@@ -30,6 +31,7 @@ from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.config import Executor, TakesAdapters, WorkerConfig, WorkerProfile
 from blockyard.workers.description import ModelDescription
 from blockyard.workers.fake import WitnessWorker
+from blockyard.workers.host_memory import HostMemory, SharesHostMemory
 
 VOCAB = 251
 CONTEXT = 256
@@ -60,6 +62,10 @@ class GatedWorker:
         assert isinstance(self._inner, TakesAdapters)
         self._inner.drop_adapter(adapter_id)
 
+    def host_memory(self) -> HostMemory | None:
+        assert isinstance(self._inner, SharesHostMemory)
+        return self._inner.host_memory()
+
     def execute(self, plan: StepPlan) -> StepResult:
         self.entered.set()
         self.gate.wait(timeout=60)
@@ -81,12 +87,15 @@ class StackGroup:
     group: WorkerGroup
     server: EngineServer
     link: asyncio.Task[None]
+    carrier: BlockCarrier | None = None
 
     async def close(self) -> None:
         self.link.cancel()
         for worker in self.workers:
             worker.gate.set()
         await self.server.close()
+        if self.carrier is not None:
+            await self.carrier.close()
         await self.group.close()
         for host in self.hosts:
             host.close()
@@ -123,32 +132,47 @@ class Stack:
         ranks: int = 1,
         block_size: int = 4,
         max_running: int = 16,
+        num_host_blocks: int = 0,
+        version: str = "",
+        make: Callable[[WorkerConfig], Executor] = lambda config: WitnessWorker(config, VOCAB),
         prepare: Callable[[EngineServer, Any], Awaitable[EngineState]] | None = None,
         **told: Any,
     ) -> StackGroup:
         """One more group; `told` goes on to `EngineServer.start`.
 
-        `prepare` is given its server, and what has its workers, before it joins.
+        `make` makes a rank's executor. `prepare` is given its server, and what has its workers,
+        before it joins.
         """
         workers = []
         hosts = []
         for rank in range(ranks):
             config = WorkerConfig("", CONTEXT, block_size=block_size, num_blocks=num_blocks)
-            worker = GatedWorker(WitnessWorker(config, VOCAB))
+            worker = GatedWorker(make(replace(config, num_host_blocks=num_host_blocks)))
             host = WorkerHost(partial(_given, worker), rank)
             host.load()
-            host.allocate(num_blocks)
+            host.allocate(num_blocks, num_host_blocks)
             workers.append(worker)
             hosts.append(host)
-        group = await WorkerGroup.connect([host.listen("127.0.0.1") for host in hosts])
+        group = await WorkerGroup.connect([host.listen("127.0.0.1") for host in hosts], version)
+        carrier = None
+        if num_host_blocks:
+            doors = [host.open_door("127.0.0.1") for host in hosts]
+            carrier = await BlockCarrier.connect([(door.control, door.door) for door in doors])
+            carrier.on_gone = group.lose
         scheduler = Scheduler(
             SchedulerConfig(
-                CONTEXT, block_size=block_size, max_running=max_running, max_step_tokens=64
+                CONTEXT,
+                block_size=block_size,
+                max_running=max_running,
+                max_step_tokens=64,
+                weight_version=version,
             ),
             num_blocks,
+            num_host_blocks,
         )
         changed = asyncio.Event()
         server = await EngineServer.start(scheduler, group, "127.0.0.1", changed.set, **told)
+        server.moves.carrier = lambda: carrier
         endpoint = server.endpoint
         identity = GroupIdentity(
             f"group-{len(self.groups)}",
@@ -159,13 +183,15 @@ class Stack:
             endpoint.host,
             endpoint.port,
             endpoint.secret,
+            places=max_running,
+            max_waiting=scheduler.config.max_waiting,
         )
         state = None
         if prepare is not None:
             state = await prepare(server, SimpleNamespace(workers=workers))
         link = CentralLink(server, identity, self.locate, changed, state)
         self.groups.append(
-            StackGroup(workers, hosts, group, server, asyncio.create_task(link.run()))
+            StackGroup(workers, hosts, group, server, asyncio.create_task(link.run()), carrier)
         )
         await self.until(lambda: len(self.dispatcher.group_ids) == len(self.groups))
         return self.groups[-1]

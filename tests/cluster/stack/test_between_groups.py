@@ -122,7 +122,7 @@ async def test_a_client_that_leaves_while_it_waits_leaves_nothing(stack: Any, sp
     with pytest.raises(asyncio.CancelledError):
         await submission
     assert len(stack.dispatcher._between) == 0
-    await stack.until(lambda: stack.central.load("witness", 16)[1] == 0)
+    await stack.until(lambda: stack.central.load("witness", 16).unbound_requests == 0)
 
 
 @pytest.mark.usefixtures("on_demand")

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from blockyard.cluster.books.central_books import CentralTally
 from blockyard.scheduler.cost_model import RateMeter
-from blockyard.scheduler.ledger import PreemptionCounts
+from blockyard.scheduler.ledger import MoveCounts, PreemptionCounts
 from blockyard.scheduler.request import FinishReason, RequestSpec
 from blockyard.workers.fake import witness_generate
 
@@ -159,12 +160,17 @@ async def test_a_victim_goes_on_at_a_group_with_too_little_room_for_the_urgent_o
 
 
 async def test_books_keep_what_groups_did_that_have_gone_or_count_anew() -> None:
+    def books(**counts: int) -> Any:
+        moves = MoveCounts(brought=counts.get("swapped", 0), bytes_in=10)
+        return SimpleNamespace(preempted=PreemptionCounts(**counts), moves=moves)
+
     tally = CentralTally(lambda: 7.0)
-    tally.note_group("a", PreemptionCounts(swapped=3, held=1))
-    tally.note_group("b", PreemptionCounts(recomputed=2))
-    tally.note_group("a", PreemptionCounts(swapped=4, held=1))
-    tally.note_group("a", PreemptionCounts(swapped=1))  # formed anew
+    tally.note_group("a", books(swapped=3, held=1))
+    tally.note_group("b", books(recomputed=2))
+    tally.note_group("a", books(swapped=4, held=1))
+    tally.note_group("a", books(swapped=1))  # formed anew
     tally.note_gone("b")
     tally.note_gone("c")
     assert tally.books(5).preempted == PreemptionCounts(swapped=5, held=1, recomputed=2)
+    assert tally.books(5).moves == MoveCounts(brought=5, bytes_in=30)
     assert tally.books(5).relieved == 5

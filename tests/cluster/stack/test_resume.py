@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from blockyard.cluster.resuming_stream import MAX_MOVES
+from blockyard.scheduler.group_load import ClusterLoad
 from blockyard.scheduler.request import FinishReason, RefusalCode, RequestRefused, RequestSpec
 from blockyard.workers.fake import witness_generate
 
@@ -171,12 +172,12 @@ async def test_streams_of_the_only_group_wait_for_the_next_one(stack: Any, spec:
     kill(dying)
     await stack.until(lambda: dying.server.lost is not None)
     await stack.until(lambda: stack.dispatcher.group_ids == ())
-    await stack.until(lambda: stack.central.load("witness", 16) == ((), len(readers)))
+    await stack.until(lambda: stack.central.load("witness", 16) == ClusterLoad((), 0, len(readers)))
     stack.groups.remove(dying)
     successor = await stack.add_group(num_blocks=700)
     await asyncio.gather(*(reader.check() for reader in readers))
     await stack.until(lambda: clean(successor))
-    await stack.until(lambda: stack.central.load("witness", 16)[1] == 0)
+    await stack.until(lambda: stack.central.load("witness", 16).unbound_requests == 0)
     await dying.close()
 
 
@@ -202,7 +203,7 @@ async def test_who_waits_for_a_group_too_long_is_told(stack: Any, spec: Spec) ->
     with pytest.raises(RequestRefused) as lost:
         await reader.task
     assert lost.value.code is RefusalCode.UNAVAILABLE
-    await stack.until(lambda: stack.central.load("witness", 16) == ((), 0))
+    await stack.until(lambda: stack.central.load("witness", 16) == ClusterLoad((), 0, 0))
 
 
 async def test_a_new_request_waits_for_a_group_only_where_they_come_on_demand(
@@ -217,13 +218,13 @@ async def test_a_new_request_waits_for_a_group_only_where_they_come_on_demand(
     stack.dispatcher._on_demand = frozenset({"witness"})
     assert await stack.dispatcher.ready()
     waiting = asyncio.create_task(stack.dispatcher.submit("witness", asked))
-    await stack.until(lambda: stack.central.load("witness", 16) == ((), 1))
+    await stack.until(lambda: stack.central.load("witness", 16) == ClusterLoad((), 0, 1))
     await stack.stop_central()  # the next one is told, too
     await stack.start_central()
-    await stack.until(lambda: stack.central.load("witness", 16) == ((), 1))
+    await stack.until(lambda: stack.central.load("witness", 16) == ClusterLoad((), 0, 1))
     await stack.add_group()
     await Reader(asked, await waiting).check()
-    assert stack.central.load("witness", 16)[1] == 0
+    assert stack.central.load("witness", 16).unbound_requests == 0
 
 
 async def test_who_waits_where_blocks_lack_moves_to_where_they_do_not(
