@@ -51,4 +51,7 @@ def bench_kv(
         return
     typer.echo(f"{bench.model}, {bench.tokens:,} tokens of {text.name}")
     for kind in bench.kinds:
-        typer.echo(f"{kind.kv_dtype:<8}  perplexity {kind.perplexity:>9.4f}  {kind.loss:+.3%}")
+        typer.echo(
+            f"{kind.kv_dtype:<8}  perplexity {kind.perplexity:>9.4f}  {kind.loss:+.3%} "
+            f"+- {kind.loss_error:.3%}  divergence {kind.divergence:.6f}"
+        )

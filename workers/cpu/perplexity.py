@@ -20,7 +20,7 @@ from blockyard.workers.kv_scales import settle_head_scales
 from blockyard.workers.loader import load_model
 from blockyard.workers.progress import SilentProgress
 
-__all__ = ["measure_perplexity"]
+__all__ = ["foretell", "measure_perplexity", "own_losses"]
 
 _BLOCK_SIZE = 16
 
@@ -32,7 +32,27 @@ def measure_perplexity(
     threads: int,
     kv_dtype: torch.dtype = torch.float32,
 ) -> float:
-    """Perplexity of a model, every token seen after all before it.
+    """Perplexity of a model, every token seen after all before it; see `foretell`."""
+    foretold = foretell(directory, tokens, storage, threads, kv_dtype)
+    return math.exp(float(own_losses(foretold, tokens).mean()))
+
+
+def own_losses(foretold: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    """How surprising each token after the first was, float64: its log probability below 0."""
+    own = foretold.gather(1, torch.tensor(tokens)[1:, None])
+    return -own[:, 0].double()
+
+
+def foretell(
+    directory: Path,
+    tokens: Sequence[int],
+    storage: WeightStorage,
+    threads: int,
+    kv_dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Log probabilities of whatever could come after each token but the last.
+
+    Float32 `[tokens - 1, vocabulary]`.
 
     Args:
         directory: of the model.
@@ -64,5 +84,4 @@ def measure_perplexity(
     with torch.inference_mode():
         attention = CachedAttention(cache, backend.begin(batch))
         logits = model.forward(ids, places, places[:-1], attention)
-        loss = torch.nn.functional.cross_entropy(logits.double(), ids[1:])
-    return math.exp(float(loss))
+        return logits.float().log_softmax(1)
