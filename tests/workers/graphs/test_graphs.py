@@ -64,17 +64,25 @@ def test_rows_that_fill_up_write_to_the_null_block_alone(
 ) -> None:
     worker = start(tapes)
     scheduler = by_hand(worker, BLOCKS, BLOCK_SIZE)
-    for name in ("a", "b", "c"):
-        scheduler.add(name, PROMPTS[name])
-    scheduler.run(a=16, b=16, c=14)
+    for name, prompt in PROMPTS.items():
+        scheduler.add(name, prompt)
+    scheduler.run(b=16, a=16)
+    scheduler.run(c=14, d=16)
+    scheduler.run(c=1, b=1, d=1, a=1)  # whose places the next step has, but for the last
+    scheduler.preempt("a")
+    scheduler.preempt("d")
+    scheduler.add("e", PROMPTS["a"])
+    scheduler.run(e=8)
     cache = worker._cache
     assert cache is not None and len(cache.pool) == BLOCKS + 1 == cache.num_blocks + 1
     cache.pool[cache.null_block].fill_(0xFF)
     before, replayed = cache.pool.clone(), tapes.replayed
-    scheduler.run(a=1, b=1, c=1)  # a fourth row fills up the step
+    scheduler.run(e=1, b=1, c=1)  # a fourth row fills up the step
     assert tapes.replayed == replayed + 1
     changed = (cache.pool != before).any(dim=1).nonzero().flatten().tolist()
-    own = [scheduler._tables[name][scheduler._written[name] // 16] for name in ("a", "b", "c")]
+    own = [
+        scheduler._tables[name][(scheduler._written[name] - 1) // 16] for name in ("e", "b", "c")
+    ]
     assert changed == sorted({*own, cache.null_block})
 
 
