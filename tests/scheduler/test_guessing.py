@@ -84,7 +84,7 @@ def test_right_guesses_save_steps(
 class Driven:
     """One request of prompt (1, 2, 3) under a scheduler, answered by hand."""
 
-    def __init__(self, guesser: Fixed, block_size: int = 8, **sampling: Any) -> None:
+    def __init__(self, guesser: Guesser, block_size: int = 8, **sampling: Any) -> None:
         limits = SchedulerConfig(64, block_size=block_size, max_running=2, max_step_tokens=10)
         self.scheduler = Scheduler(limits, 8, guesser=guesser)
         params = SamplingParams(**{"max_tokens": 20, **sampling})

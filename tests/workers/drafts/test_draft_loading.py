@@ -87,7 +87,6 @@ def test_a_draft_model_that_cannot_be_computed_is_refused_by_name(
 
 def test_guesses_come_from_one_side_alone(
     make_worker: Make,
-    serve: Serve,
     plan: Callable[..., StepPlan],
     tiny_dir: Path,
 ) -> None:
