@@ -112,9 +112,8 @@ class Scheduler:
         """
         max_tokens = resolve_max_tokens(spec, self.config, self._num_blocks)
         packed = pack_prompt(spec, self.config)
-        num_waiting = self._batch.num_waiting
-        refuse_now(spec.request_id, self._roster, self._draining, num_waiting, self.config)
         batch = self._batch
+        refuse_now(spec.request_id, self._roster, self._draining, batch.num_waiting, self.config)
         request = self._roster.make(spec, max_tokens, now, packed=packed)
         if spec.deadline_seconds is not None:
             rates = batch.parking.rates.model()
@@ -204,8 +203,7 @@ class Scheduler:
             self._guesses.add(draft)
         self._step = draft.step
         batch = self._batch
-        moves = host.take_moves(draft.step)
-        plan = draft.seal(*batch.notices.take(), *moves)
+        plan = draft.seal(*batch.notices.take(), *host.take_moves(draft.step))
         batch.num_recomputed += draft.num_recomputed
         self._in_flight.append((plan, draft))
         return plan

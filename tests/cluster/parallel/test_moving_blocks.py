@@ -73,8 +73,8 @@ class Group:
             return self.handles[rank]
 
         await self.group.close()
-        self.group = await self.ranks.reform(replacement)
-        return self.group
+        group = self.group = await self.ranks.reform(replacement)
+        return group
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(60.0):

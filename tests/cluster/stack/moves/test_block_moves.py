@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from blockyard.cluster.moves import block_moves
+from blockyard.scheduler.move_cost import LinkMeter
 from blockyard.scheduler.scarcity import set_host_blocks_aside
 from blockyard.workers.host_memory import HostMemory
 
@@ -71,7 +71,7 @@ async def test_the_taker_knows_what_it_costs_there(
     giver = await add()
     client = await ask()
     taker = await add(FAST)
-    link = block_moves.LinkMeter()
+    link = LinkMeter()
     link.observe(1, 1.0, taker.server.moves._clock())
     taker.server.moves._links["127.0.0.1"] = link
     giver.server.hand_over()
