@@ -67,7 +67,9 @@ class GroupBoard:
         self._entries: dict[str, _Entry] = {}
         self._order: list[_Entry] = []
         self._fed: dict[str, None] = {}
-        self._least_urgent: int | None = None
+        # Priority of the least urgent in each full group, and all of them in order.
+        self._yielding: dict[str, int] = {}
+        self._priorities: list[int] = []
         self.num_waiting = 0
         """Requests without a place in all of them together."""
 
@@ -91,10 +93,7 @@ class GroupBoard:
     @property
     def least_urgent(self) -> int:
         """Priority of the least urgent that waits or would give way in a full group."""
-        if self._least_urgent is None:
-            of_groups = (_least_urgent(each.candidate) for each in self._groups.values())
-            self._least_urgent = min(of_groups, default=_NOBODY)
-        return self._least_urgent
+        return self._priorities[0] if self._priorities else _NOBODY
 
     def put(self, group: OfferedGroup) -> None:
         """A group takes requests, or has changed."""
@@ -104,7 +103,7 @@ class GroupBoard:
         entry = (waiting, -free, ledger.requests.running, group_id)
         before = self._entries.get(group_id)
         self._groups[group_id] = group
-        self._least_urgent = None
+        self._note_yielding(group_id, _least_urgent(candidate))
         if waiting < group.lead:
             self._fed[group_id] = None
         else:
@@ -124,7 +123,7 @@ class GroupBoard:
             del self._order[bisect_left(self._order, entry)]
             self.num_waiting -= entry[0]
             self._fed.pop(group_id, None)
-            self._least_urgent = None
+            self._note_yielding(group_id, _NOBODY)
 
     def best(self, asking: Asking) -> tuple[OfferedGroup, int] | None:
         """The group that can start a request soonest, as `placement.delay` has it.
@@ -180,6 +179,14 @@ class GroupBoard:
                 break
         return None if found is None else found[2:]
 
+    def _note_yielding(self, group_id: str, priority: int) -> None:
+        before = self._yielding.pop(group_id, _NOBODY)
+        if before != _NOBODY:
+            del self._priorities[bisect_left(self._priorities, before)]
+        if priority != _NOBODY:
+            self._yielding[group_id] = priority
+            insort(self._priorities, priority)
+
     def check(self) -> None:
         """Prove that the order is that of the groups as they stand."""
         entries = []
@@ -187,10 +194,14 @@ class GroupBoard:
             one = group.candidate
             running = one.ledger.requests.running
             entries.append((one.num_waiting, -one.free_blocks, running, group_id))
+            if self._yielding.get(group_id, _NOBODY) != _least_urgent(one):
+                raise AssertionError(f"it is not known who yields in {group_id}")
             if (one.num_waiting < group.lead) is not (group_id in self._fed):
                 raise AssertionError(f"it is not known whether {group_id} may be fed")
         if sorted(entries) != self._order:
             raise AssertionError("groups are out of order")
+        if sorted(self._yielding.values()) != self._priorities:
+            raise AssertionError("priorities are not those of the groups")
         if sum(entry[0] for entry in entries) != self.num_waiting:
             raise AssertionError(f"{self.num_waiting} are said to wait in {entries}")
 

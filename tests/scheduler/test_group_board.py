@@ -13,7 +13,7 @@ from blockyard.scheduler.group_board import LEAST_LEAD, MOST_LEAD, GroupBoard, n
 from blockyard.scheduler.ledger import BlockCounts, GroupLedger, RequestCounts, SlotCounts
 from blockyard.scheduler.placement import Candidate, delay
 from blockyard.scheduler.prefix_view import PrefixView
-from blockyard.scheduler.standing import Standing, Waiting
+from blockyard.scheduler.standing import Standing, Waiting, Yielding
 
 KEYS = block_keys(tuple(range(80)), 4, NO_EXTRAS)
 
@@ -156,6 +156,26 @@ def test_the_more_urgent_goes_before_those_who_fill_a_lead() -> None:
     assert chosen(board(led(0)).feeding(wants(priority=1))) == "a"
     assert board(led(1)).feeding(wants(priority=1)) is None
     assert board(led(0, bound=LEAST_LEAD)).feeding(wants(priority=1)) is None
+
+
+def test_the_least_urgent_is_known_as_full_groups_come_and_go() -> None:
+    def full(name: str, yields: int, waits: int | None = None) -> Group:
+        head = None if waits is None else Waiting("w", waits, 4)
+        yielding = (Yielding("y", yields, 1, 4),)
+        standing = Standing(head, yielding, 0, 0, 0, CostModel(0, 0.0, 0.0))
+        one = group(name)
+        return Group(replace(one.candidate, standing=standing), one.prefix)
+
+    made = board(group("empty"), full("a", 3), full("b", 2, waits=5))
+    assert made.least_urgent == 2
+    made.put(full("b", 9, waits=1))
+    made.check()
+    assert made.least_urgent == 1
+    made.remove("b")
+    made.check()
+    assert made.least_urgent == 3
+    made.put(group("a"))
+    assert made.least_urgent > 2**60
 
 
 def test_a_lead_that_is_used_up_doubles_and_one_that_is_not_shrinks() -> None:
