@@ -11,6 +11,8 @@ namespace blockyard {
 constexpr int kMostRows = 96;
 // Panels whose sums are kept at once.
 constexpr int kMostPanels = 8;
+// Bytes of weights that a thread claims at once where few rows read them.
+constexpr int64_t kLeastStream = 64 * 1024;
 
 struct alignas(64) LinearScratch {
   float sums[kMostPanels][kMostRows * kPanel];
@@ -51,7 +53,9 @@ void for_pieces(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_
   // A chunk is long enough to make claiming it cheap and its memory one stream, and there are
   // enough of them for a late thread to cost little.
   const int wanted = std::max(1, 12 * pool.threads() / blocks);
-  const int size = std::max(1, units / wanted);
+  const int64_t stream = rows <= kTileRows ? kLeastStream / (Width * layer.panel_bytes()) : 1;
+  const int most = units / (2 * pool.threads());
+  const int size = std::max({1, units / wanted, static_cast<int>(std::min<int64_t>(stream, most))});
   const int pieces = (units + size - 1) / size;
   pool.run(blocks * pieces, [&](int chunk, int) {
     LinearScratch& scratch = linear_scratch();
