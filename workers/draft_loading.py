@@ -17,19 +17,7 @@ from blockyard.workers.draft_model import DraftModel
 from blockyard.workers.kv_dtype import geometry_of
 from blockyard.workers.progress import ProgressReporter
 
-__all__ = ["draft_config", "load_draft"]
-
-
-def draft_config(config: WorkerConfig) -> WorkerConfig:
-    """What a rank is told, as if the draft model were the served one.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if config.draft_dir is None:
-        raise ValueError("no draft model is configured")
-    weights = config.weights if config.draft_weights == "auto" else config.draft_weights
-    return replace(config, model_dir=config.draft_dir, weights=weights)
+__all__ = ["load_draft"]
 
 
 def load_draft(
@@ -52,12 +40,15 @@ def load_draft(
 
     Raises:
         ModelFilesError, UnsupportedModel: it cannot be loaded or computed.
-        ValueError: not with these options.
+        ValueError: not with these options, or there is none.
     """
     # Imported here, because transformers takes seconds.
     from blockyard.workers.loader import load_model
 
-    own = draft_config(config)
+    if config.draft_dir is None:
+        raise ValueError("no draft model is configured")
+    weights = config.weights if config.draft_weights == "auto" else config.draft_weights
+    own = replace(config, model_dir=config.draft_dir, weights=weights)
     folder = Path(own.model_dir)
     try:
         model = load_model(
@@ -67,4 +58,4 @@ def load_draft(
         backend = choose_backend(own, model, geometry, threads)
     except (ModelFilesError, UnsupportedModel) as error:
         raise type(error)(f"draft model {folder.name}: {error}") from error
-    return DraftModel(model, geometry, backend, communicator, vocab_size)
+    return DraftModel(own, model, geometry, backend, communicator, vocab_size)

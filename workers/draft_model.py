@@ -23,9 +23,11 @@ from blockyard.scheduler.plan import num_right
 from blockyard.workers.attention import CachedAttention
 from blockyard.workers.batch import FlatBatch
 from blockyard.workers.collectives import Communicator
+from blockyard.workers.config import WorkerConfig
 from blockyard.workers.grammar import prepare_masks
 from blockyard.workers.guesses import GuessedRow
 from blockyard.workers.kv_layers import KVGeometry, KVLayers
+from blockyard.workers.kv_scales import settle_head_scales
 from blockyard.workers.logit_rules import LogitRules
 from blockyard.workers.model import DecoderModel
 from blockyard.workers.sampler import SampleRow, grammars_ahead, sample
@@ -44,6 +46,7 @@ class DraftModel:
         geometry: of its part of a block.
 
     Args:
+        config: of the rank, as if this were the served model.
         model, geometry: see above.
         backend: of its attention.
         communicator: tells what rank 0 has chosen to the others.
@@ -52,6 +55,7 @@ class DraftModel:
 
     def __init__(
         self,
+        config: WorkerConfig,
         model: DecoderModel,
         geometry: KVGeometry,
         backend: AttentionBackend,
@@ -60,9 +64,18 @@ class DraftModel:
     ) -> None:
         self.model = model
         self.geometry = geometry
+        self._config = config
         self._backend = backend
         self._communicator = communicator
         self._vocab_size = vocab_size
+
+    def settle(self, layers: KVLayers) -> None:
+        """Give float8 blocks their scales, before the first step.
+
+        Raises:
+            ModelFilesError: see `settle_head_scales`.
+        """
+        settle_head_scales(layers, self.model, self._config)
 
     def guess(self, layers: KVLayers, batch: FlatBatch) -> FlatBatch:
         """Compute a step's known tokens and make its guesses; the batch with them in place.

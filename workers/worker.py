@@ -25,7 +25,7 @@ from blockyard.workers.block_transfers import BlockTransfers
 from blockyard.workers.collectives import Communicator
 from blockyard.workers.config import WorkerConfig, WorkerProfile
 from blockyard.workers.divided_sampling import sample_divided, sample_whole
-from blockyard.workers.draft_loading import draft_config, load_draft
+from blockyard.workers.draft_loading import load_draft
 from blockyard.workers.draft_model import DraftModel
 from blockyard.workers.grammar import grammars_of, prepare_masks
 from blockyard.workers.graph_setup import GraphSetup
@@ -171,7 +171,7 @@ class ModelWorker:
             raise RuntimeError("a plan came before the ranks met; have them join a group first")
         settle_head_scales(self._cache, self._loaded(), self._config)
         if self._draft is not None and self._cache.beside is not None:
-            settle_head_scales(self._cache.beside, self._draft.model, draft_config(self._config))
+            self._draft.settle(self._cache.beside)
         began = time.perf_counter()
         batch = self._batches.apply(plan)
         moving = time.perf_counter()

@@ -10,6 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from blockyard.scheduler.plan import StepPlan
+from blockyard.scheduler.request import RequestSpec
+from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.config import WorkerConfig
 from blockyard.workers.contract import UnsupportedModel
 from blockyard.workers.handle_state import PlanError
@@ -34,6 +36,21 @@ def test_the_books_count_the_bytes_of_both(
     assert worker._cache is not None
     assert worker._cache.pool.nbytes == 5 * both.block_bytes
     assert worker._cache.host_pool.nbytes == 3 * both.block_bytes
+
+
+def test_float8_blocks_have_scales_of_both(
+    make_worker: Make, serve: Serve, tiny_dir: Path, other_dir: Path
+) -> None:
+    """Those of a model that guesses for itself are its own; a stranger has others."""
+    for draft, same in ((tiny_dir, True), (other_dir, False)):
+        worker = make_worker(draft, kv_dtype="fp8", backend="torch")
+        specs = [RequestSpec("a", tuple(range(20)), SamplingParams(max_tokens=20))]
+        serve(worker, specs=specs)
+        assert worker._cache is not None and worker._cache.beside is not None
+        own, beside = worker._cache.head_scales, worker._cache.beside.head_scales
+        assert own is not None and beside is not None and worker._cache.beside.scaled
+        assert torch.equal(own, beside) if same else beside.shape == (1, 2, 1)
+        assert not torch.equal(beside, torch.ones_like(beside))
 
 
 def test_weights_of_the_draft_may_have_fewer_bits(
