@@ -38,6 +38,7 @@ class GroupRanks:
         machines: the machine that each is on, by any name.
         note: told what is being done.
         weight_version: of the weights that `configs` name.
+        moves_blocks: whether blocks go to and come from other groups; `close` ends that.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class GroupRanks:
         machines: Sequence[str],
         note: Callable[[str], None] = lambda stage: None,
         weight_version: str = "",
+        moves_blocks: bool = False,
     ) -> None:
+        self._moves_blocks = moves_blocks
         self._handles = list(handles)
         self._configs = list(configs)
         self._machines = list(machines)
@@ -59,7 +62,7 @@ class GroupRanks:
         self.note_lost: Callable[[str], None] = lambda adapter_id: None
         """Called with the id of an adapter that could not be loaded again."""
         self.carrier: BlockCarrier | None = None
-        """Has the ranks of now move blocks to and from other groups; None without host blocks."""
+        """Has the ranks of now move blocks to and from other groups; None where none move."""
         self.profiles: list[WorkerProfile] = []
         self.num_blocks = 0
         self.num_host_blocks = 0
@@ -232,7 +235,7 @@ class GroupRanks:
             await self._all("join", formation)
         await self._close_carrier()
         group = await WorkerGroup.connect(await self._all("listen"), self._weight_version)
-        if self.num_host_blocks:
+        if self._moves_blocks and self.num_host_blocks:
             self.carrier = await BlockCarrier.connect(await self._all("open_door"))
             # What it was about to write is to be touched no more before all is made anew.
             self.carrier.on_gone = group.lose

@@ -80,7 +80,9 @@ class GroupReplica:
             replace(config.worker(rank), model_dir=weights.directory)
             for rank in range(config.num_ranks)
         ]
-        self._ranks = GroupRanks(self._workers, configs, machines, self._note, weights.version)
+        self._ranks = GroupRanks(
+            self._workers, configs, machines, self._note, weights.version, moves_blocks=True
+        )
         self._group = await self._ranks.start()
         profiles = self._ranks.profiles
         num_blocks, num_host_blocks = self._ranks.num_blocks, self._ranks.num_host_blocks

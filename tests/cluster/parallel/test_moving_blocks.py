@@ -110,7 +110,8 @@ async def groups(
     for name in ("giver", "taker"):
         handles = [ProcessRank(f"{name}-{rank}") for rank in range(2)]
         configs = [replace(config, rank=rank, world_size=2) for rank in range(2)]
-        made.append(Group(handles, GroupRanks(handles, configs, ["here"] * 2)))
+        ranks = GroupRanks(handles, configs, ["here"] * 2, moves_blocks=True)
+        made.append(Group(handles, ranks))
     await asyncio.gather(*(group.start() for group in made))
     yield made[0], made[1]
     for group in made:
