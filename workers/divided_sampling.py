@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from blockyard.cuda.backend import TokenKernels
+from blockyard.cuda.sampling import ChosenTokens, best_of_parts
 from blockyard.scheduler.plan import PromptLogprobs
 from blockyard.scheduler.sampling import TokenLogprobs
 from blockyard.workers.batch import FlatBatch
@@ -36,9 +37,9 @@ __all__ = [
     "sample_whole",
 ]
 
-_NO_TOKEN = 2
 _BROKEN = 1
-"""Of a part, as of a row: see `ChosenTokens.failed`."""
+_NO_TOKEN = 2
+"""See `ChosenTokens.failed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +166,15 @@ class DividedLogits:
         if self._communicator.rank:
             return None
         scores, tokens, failed = ranks.view(len(rows), -1, 3).unbind(-1)  # [rows, ranks]
-        scores = scores.masked_fill(failed > 0, float("-inf"))
-        # Of equals the first rank's, which has the lower ids: argmax promises no such thing.
-        order = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
-        winner = order.masked_fill(scores < scores.amax(1, keepdim=True), scores.shape[1]).amin(1)
-        chosen = tokens.gather(1, winner[:, None])[:, 0]
-        broken = (failed == _BROKEN).any(1)
-        empty = (failed == _NO_TOKEN).all(1)
-        token_ids, is_broken, is_empty = torch.stack(
-            (chosen.long(), broken.long(), empty.long())
-        ).tolist()
+        columns = zip(
+            tokens.long().unbind(1), scores.unbind(1), failed.int().unbind(1), strict=True
+        )
+        best_of_all = best_of_parts([ChosenTokens(*part) for part in columns])
+        token_ids, why_none = torch.stack((best_of_all.tokens, best_of_all.failed.long())).tolist()
         return SampledTokens(
             tuple(token_ids),
-            tuple(i for i in range(len(rows)) if is_broken[i] or is_empty[i]),
-            emptied=tuple(i for i in range(len(rows)) if is_empty[i] and not is_broken[i]),
+            tuple(row for row, reason in enumerate(why_none) if reason),
+            emptied=tuple(row for row, reason in enumerate(why_none) if reason == _NO_TOKEN),
         )
 
     def _best_of_part(
