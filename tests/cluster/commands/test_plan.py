@@ -260,3 +260,18 @@ def test_lengths_of_the_mooncake_trace() -> None:
     found = answer(f"{MODEL_8B} --gpu-memory 80GiB --max-seq-len 131072 --lengths {trace}")
     assert found["mean_length"] == pytest.approx(12_377.68, abs=0.01)
     assert found["gain"] > 8
+
+
+def test_a_draft_model_takes_its_part_of_every_block_and_of_every_gpu() -> None:
+    asked = "--model llama-3-70b --tp 4 --gpu-memory 80GiB --max-seq-len 8192 --lengths mean=1000"
+    alone, both = answer(asked), answer(f"{asked} --draft-model llama-3-8b")
+    of_each = 2 * 2 * 8 * 128  # keys and values, bytes, heads, their size
+    assert alone["kv_bytes_per_token"] == 80 * of_each
+    assert both["kv_bytes_per_token"] == (80 + 32) * of_each
+    assert both["kv_bytes_per_token_per_rank"] == (80 + 32) * of_each // 4
+    assert both["blocks"]["block_bytes"] == 16 * (80 + 32) * of_each
+    assert both["weight_bytes"] - alone["weight_bytes"] == 2 * 8_030_261_248
+    assert both["blocks"]["concurrency"] < alone["blocks"]["concurrency"]
+    assert any(f"{32 * of_each:,} B of each token" in said for said in both["assumptions"])
+    refused = run(f"{asked} --draft-model nobody")
+    assert refused.exit_code == 2 and "no model 'nobody'" in refused.stderr
