@@ -23,9 +23,11 @@ from blockyard.cluster.messages import (
     Unbound,
 )
 from blockyard.cluster.wire import Codec, Connection, connect
+from blockyard.scheduler.cost_model import CostModel
 from blockyard.scheduler.group_board import LEAST_LEAD
 from blockyard.scheduler.ledger import BlockCounts, GroupLedger, RequestCounts, SlotCounts
 from blockyard.scheduler.request import RefusalCode
+from blockyard.scheduler.standing import Standing, Waiting
 from blockyard.workers.description import ModelDescription
 
 pytestmark = pytest.mark.timeout(30)
@@ -162,6 +164,19 @@ async def test_the_urgent_go_first_then_tenants_in_turn_by_what_they_had(world: 
     assert order == ["urgent", "b0", "a0", "b1", "a1"]
     counts = world.central.books().waiting
     assert (counts.queued, counts.bound, counts.bound_late) == (0, LEAST_LEAD + 5, 5)
+
+
+async def test_who_is_more_urgent_than_all_that_wait_is_not_kept_for_the_next_books(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_binding, "TICK_SECONDS", 3600.0)
+    group, ingress = await world.group("a"), await world.ingress()
+    standing = Standing(Waiting("w", 0, 4), (), 0, 0, 0, CostModel(0, 0.0, 0.0))
+    group.post(LedgerPush(books(waiting=LEAST_LEAD), False, standing=standing))
+    await world.until(lambda: world.central._members["a"].candidate.standing is not None)
+    assert isinstance(await world.ask(ingress), Queued)
+    assert isinstance(await world.ask(ingress, priority=1), Queued)
+    assert await told_by(ingress) == Bound(world.tickets, "a")
 
 
 async def test_one_that_was_here_before_comes_before_who_has_just_come(world: World) -> None:
