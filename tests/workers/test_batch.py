@@ -181,7 +181,8 @@ def test_tables_grow() -> None:
         ),
         ({"forks": (Fork(7, 8, SamplingParams(), 1),)}, "forks into handle 8, which is known"),
         ({"token_ids": (22, 16, 17, 30)}, r"a token id outside 0..29"),
-        ({"token_ids": (22, 16, 17, -2)}, r"a token id outside 0..29"),
+        ({"token_ids": (22, 16, 17, -3)}, r"a token id outside 0..29"),
+        ({"token_ids": (22, 16, 17, -2)}, "what is to be guessed is no guess"),
     ],
 )
 def test_contradictions(change: dict[str, object], message: str) -> None:
