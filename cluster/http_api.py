@@ -122,7 +122,8 @@ class HttpApi:
         )
         files = (page for page in pages if isinstance(page, Route) and page.name == PAGE_FILE)
         gate = KeyGate(app, keys, [page.path for page in files])
-        self.app = OriginGate(gate, [path for _, path, _ in routes[served:]])
+        admin_paths = [path for _, path, _ in routes[served:]]
+        self.app = OriginGate(gate, admin_paths, bool(keys))
 
     async def close(self) -> None:
         """Give up the streams that wait to be resumed."""

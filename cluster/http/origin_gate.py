@@ -25,26 +25,32 @@ _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class OriginGate:
-    """Lets calls through to `app`; those at `admin_paths` change what is served."""
+    """Lets calls through to `app`; those at `admin_paths` change what is served.
 
-    def __init__(self, app: ASGIApp, admin_paths: Iterable[str] = ()) -> None:
+    With `has_keys` a key that a call shows is looked at behind this; else anybody may make one up.
+    """
+
+    def __init__(
+        self, app: ASGIApp, admin_paths: Iterable[str] = (), has_keys: bool = False
+    ) -> None:
         self._app = app
         self._admin_paths = frozenset(admin_paths)
+        self._has_keys = has_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One call."""
         if scope["type"] == "http" and scope["method"] not in _HARMLESS:
             headers = Headers(scope=scope)
-            if "authorization" not in headers:
-                reason = _foreign(headers)
-                if not reason and scope["path"] in self._admin_paths:
-                    reason = _misnamed(headers)
-                if reason:
-                    error = ApiError(ApiCode.PERMISSION_DENIED, "", reason)
-                    body = msgspec.json.encode(error_body(error))
-                    refusal = Response(body, http_status(error), media_type="application/json")
-                    await refusal(scope, receive, send)
-                    return
+            shows_key = "authorization" in headers
+            reason = "" if shows_key else _foreign(headers)
+            if scope["path"] in self._admin_paths and not (shows_key and self._has_keys):
+                reason = reason or _misnamed(headers)
+            if reason:
+                error = ApiError(ApiCode.PERMISSION_DENIED, "", reason)
+                body = msgspec.json.encode(error_body(error))
+                refusal = Response(body, http_status(error), media_type="application/json")
+                await refusal(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
 
@@ -59,16 +65,17 @@ def _foreign(headers: Headers) -> str:
 
 
 def _is_same(origin: str, headers: Headers) -> bool:
-    host = headers.get("host", "")
-    return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
+    host = headers.get("host", "").lower()
+    return bool(host) and origin.lower().partition("://")[2] == host
 
 
 def _misnamed(headers: Headers) -> str:
     """Why a browser's call does not name this server; empty when it does or is no browser's."""
     if "sec-fetch-site" not in headers and "origin" not in headers:
         return ""
-    name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    name = ""
     try:
+        name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
         ipaddress.ip_address(name)
     except ValueError:
         if name != "localhost" and not name.endswith(".localhost"):

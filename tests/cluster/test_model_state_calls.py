@@ -241,6 +241,11 @@ HOST = "127.0.0.1:8000"
         # A name of somebody else that was made to point here.
         ({"host": "evil.example:8000", "origin": "http://evil.example:8000"}, False),
         ({"host": "evil.example", "sec-fetch-site": "same-origin"}, False),
+        # Such a page may send any key, where none is looked at.
+        ({"host": "evil.example", "sec-fetch-site": "same-origin", "authorization": "x"}, False),
+        ({"host": "[::1]:8000", "origin": "http://[::1]:8000"}, True),
+        ({"host": "[::1", "origin": "http://[::1"}, False),
+        ({"origin": "http://["}, False),
         ({"origin": "http://evil.example", "authorization": "Bearer whatever"}, True),
     ],
 )
