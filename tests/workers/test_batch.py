@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from blockyard.scheduler.plan import Admission, BlockGrant, Fork, Replacement, StepPlan
+from blockyard.scheduler.plan import GUESS, Admission, BlockGrant, Fork, Replacement, StepPlan
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.batch import BatchBuilder, FlatBatch
 from blockyard.workers.handle_state import PlanError
