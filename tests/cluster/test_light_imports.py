@@ -40,7 +40,8 @@ import sys
 from blockyard.cluster.rank import Rank
 from blockyard.workers.config import WorkerConfig, WorkerKind
 rank = Rank("127.0.0.1")
-rank.load(WorkerConfig({str(folder)!r}, max_context_tokens=64, kind=WorkerKind.WITNESS, num_blocks=8))
+witness = WorkerKind.WITNESS
+rank.load(WorkerConfig({str(folder)!r}, max_context_tokens=64, kind=witness, num_blocks=8))
 rank.join(rank.open_meeting(1, ["here"]))
 rank.allocate(8)
 rank.listen()

@@ -112,8 +112,8 @@ def test_blocks_that_come_over_the_wire_sooner_than_they_are_computed_make_a_mov
     def seconds(wire: float, host: int = 100, taken: int = 0) -> float:
         full = group("a", one("x", 10), free=55, host=host)
         pool = BlockCounts(total=100, free=100 - taken, cached=0, active=taken, fenced=0)
-        told = {"host_blocks": pool, "wire_bytes_per_second": wire}
-        other = replace(roomy("b", 60), ledger=replace(books(60, PREFILL), **told))
+        told = replace(books(60, PREFILL), host_blocks=pool, wire_bytes_per_second=wire)
+        other = replace(roomy("b", 60), ledger=told)
         way = choose_way(large, [full, other])
         assert way is not None and way.victims == (WayOut("x", Way.MOVE, "b"),)
         return way.seconds

@@ -27,7 +27,7 @@ def group(number: int = 0, **counts: Any) -> GroupLoad:
     return GroupLoad(f"g{number}", **{**quiet, **counts})
 
 
-def once(*groups: GroupLoad, policy: ScalingPolicy = POLICY, **outside: int) -> ScalingDecision:
+def once(*groups: GroupLoad, policy: ScalingPolicy = POLICY, **outside: Any) -> ScalingDecision:
     return decide_groups(policy, ClusterLoad(groups, **outside), ScalingMemory(), 0.0)
 
 
@@ -64,7 +64,7 @@ def test_each_need_asks_for_groups(counts: dict[str, Any], groups: int, reason: 
     ],
 )
 def test_what_waits_for_any_group_counts_as_what_waits_at_one(
-    outside: dict[str, int], groups: int, reason: str
+    outside: dict[str, Any], groups: int, reason: str
 ) -> None:
     decision = once(group(requests=60), **outside)
     assert decision.groups == groups
