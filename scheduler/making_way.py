@@ -77,7 +77,7 @@ def order_ways_out(scheduler: Scheduler, beneficiary: str, ways: Sequence[WayOut
     """Note how requests that run go, should they be preempted for `beneficiary`; how many do."""
     noted = 0
     for way in ways:
-        for member in scheduler._roster.members(way.request_id):
+        for member in scheduler.roster.members(way.request_id):
             if member.state is RequestState.RUNNING or member.table.block_ids:
                 member.way_out = beneficiary, way
                 noted += 1
@@ -87,8 +87,8 @@ def order_ways_out(scheduler: Scheduler, beneficiary: str, ways: Sequence[WayOut
 def take_movers(scheduler: Scheduler) -> tuple[WayOut, ...]:
     """Requests that were preempted to go on at another group, and have not begun again here."""
     movers = []
-    for request in scheduler._batch.parking.take_movers():
-        alone = len(scheduler._roster.members(request.request_id)) == 1
+    for request in scheduler.batch.parking.take_movers():
+        alone = len(scheduler.roster.members(request.request_id)) == 1
         if request.way_out is not None and request.state is RequestState.PARKED and alone:
             movers.append(request.way_out[1])
     return tuple(movers)

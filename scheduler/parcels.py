@@ -83,11 +83,11 @@ def consign(scheduler: Scheduler, request_id: str, key: bytes, link: LinkModel) 
         None when there is nothing to send, no room to save it in, or when it is cheaper to compute
         it again.
     """
-    members = scheduler._roster.members(request_id)
+    members = scheduler.roster.members(request_id)
     if len(members) != 1 or members[0].sampling.searches or members[0].expects:
         return None
     (request,) = members
-    host, size = scheduler._batch.parking.host, scheduler.config.block_size
+    host, size = scheduler.batch.parking.host, scheduler.config.block_size
     table = request.table.block_ids[: -(-request.num_computed // size)]
     if request.state is RequestState.RUNNING:
         num_tokens = request.num_computed
@@ -97,7 +97,7 @@ def consign(scheduler: Scheduler, request_id: str, key: bytes, link: LinkModel) 
             host.drop(request)
     num_blocks = len(table) + len(request.host_ids)
     num_tokens = min(num_tokens, num_blocks * size)
-    rates = scheduler._batch.parking.rates.model()
+    rates = scheduler.batch.parking.rates.model()
     if not is_worth_bringing(rates, link, num_blocks, num_tokens):
         return None
     if table and not host.save(request, 0, table):
@@ -121,8 +121,8 @@ def expect(
         parcel: its blocks.
         link: the wire from the giver.
     """
-    batch, size = scheduler._batch, scheduler.config.block_size
-    members = scheduler._roster.members(request_id)
+    batch, size = scheduler.batch, scheduler.config.block_size
+    members = scheduler.roster.members(request_id)
     if len(members) != 1 or members[0].sampling.searches or parcel.block_size != size:
         return None
     (request,) = members
@@ -155,7 +155,7 @@ def take_delivery(scheduler: Scheduler, expected: Expected, num_blocks: int) -> 
     Returns:
         Computed tokens that it need not compute again.
     """
-    batch, request = scheduler._batch, expected.member
+    batch, request = scheduler.batch, expected.member
     host, key = batch.parking.host, expected.parcel.key
     tokens = expected.tokens_in(num_blocks)
     if not tokens or request.state is RequestState.FINISHED:
@@ -172,7 +172,7 @@ def take_delivery(scheduler: Scheduler, expected: Expected, num_blocks: int) -> 
 
 def go_on_without(scheduler: Scheduler, expected: Expected) -> None:
     """Let a request compute again what it was to get; no rank writes to its blocks any more."""
-    batch, request = scheduler._batch, expected.member
+    batch, request = scheduler.batch, expected.member
     batch.parking.host.discard(expected.parcel.key)
     if request.state is not RequestState.FINISHED:
         batch.queue.remove(*request.member)
@@ -181,7 +181,7 @@ def go_on_without(scheduler: Scheduler, expected: Expected) -> None:
 
 def _queue_up(scheduler: Scheduler, request: Request) -> None:
     request.held = request.expects = False
-    scheduler._batch.queue.push(request)
+    scheduler.batch.queue.push(request)
 
 
 def _is_scored(request: Request, num_tokens: int) -> bool:

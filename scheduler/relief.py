@@ -53,13 +53,13 @@ def choose_yielding(scheduler: Scheduler, requests: int, tokens: int) -> tuple[s
     Who waits longest gains most, and the order among those who stay is as it was. At most so many,
     with so many known tokens together.
     """
-    queued = scheduler._batch.queue.members()
+    queued = scheduler.batch.queue.members()
     waiting = {member.member for member in queued}
     chosen: list[str] = []
     for member in sorted(queued):
         if len(chosen) == requests:
             break
-        choices = scheduler._roster.members(member.request_id)
+        choices = scheduler.roster.members(member.request_id)
         if member.request_id in chosen or not waiting.issuperset(c.member for c in choices):
             continue
         tokens -= sum(len(choice.tokens) for choice in choices)
@@ -71,8 +71,8 @@ def choose_yielding(scheduler: Scheduler, requests: int, tokens: int) -> tuple[s
 
 def may_yield(scheduler: Scheduler, request_id: str) -> bool:
     """Whether a request is here and has no place, with any of its choices."""
-    waiting = {member.member for member in scheduler._batch.queue.members()}
-    choices = scheduler._roster.members(request_id)
+    waiting = {member.member for member in scheduler.batch.queue.members()}
+    choices = scheduler.roster.members(request_id)
     return bool(choices) and waiting.issuperset(choice.member for choice in choices)
 
 

@@ -21,9 +21,9 @@ def restarted(scheduler: Scheduler, now: float, weight_version: str) -> Schedule
         replace(scheduler.config, weight_version=weight_version),
         scheduler._num_blocks,
         scheduler.ledger().host_blocks.total,
-        scheduler._batch.parking.rates,
+        scheduler.batch.parking.rates,
     )
-    for request_id in scheduler._roster.request_ids:
+    for request_id in scheduler.roster.request_ids:
         snapshot = scheduler.snapshot(request_id, now)
         if snapshot is not None:
             fresh.resume(snapshot, now)

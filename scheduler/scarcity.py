@@ -10,5 +10,5 @@ __all__ = ["set_host_blocks_aside"]
 
 def set_host_blocks_aside(scheduler: Scheduler, aside: bool) -> int:
     """Set aside all host blocks that can be had now, or give all of those back; how many."""
-    host = scheduler._batch.parking.host
+    host = scheduler.batch.parking.host
     return host.set_aside() if aside else host.give_back()

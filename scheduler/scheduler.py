@@ -48,6 +48,9 @@ class StepOrderError(RuntimeError):
 class Scheduler:
     """Continuous batching with chunked prefill over one pool of blocks.
 
+    Attributes:
+        batch, roster: places and members, for modules that deal with whole requests.
+
     Args:
         config: limits and policies.
         num_blocks: blocks of the pool.
@@ -66,15 +69,13 @@ class Scheduler:
     ) -> None:
         self.config = config
         self._num_blocks = num_blocks
-        self._batch = Batch(config, num_blocks, num_host_blocks, rates)
-        self._roster = Roster(self._batch)
+        self.batch = Batch(config, num_blocks, num_host_blocks, rates)
+        self.roster = Roster(self.batch)
         self._guesses: GuessedRows | None = None
-        if guesser is None:
-            guesser = guesser_for(config.speculate)
+        guesser = guesser if guesser is not None else guesser_for(config.speculate)
         if guesser is not None:
-            self._batch.one_by_one = True
-            most = config.max_step_tokens
-            self._guesses = GuessedRows(guesser, self._batch.holdings, most)
+            self.batch.one_by_one = True
+            self._guesses = GuessedRows(guesser, self.batch.holdings, config.max_step_tokens)
         self._deadlines = DeadlineWatch()
         self._in_flight: deque[tuple[StepPlan, PlanDraft]] = deque()
         self._draining = False
@@ -84,7 +85,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is running, waiting or parked."""
-        return len(self._roster) > 0
+        return len(self.roster) > 0
 
     @property
     def may_plan(self) -> bool:
@@ -94,11 +95,11 @@ class Scheduler:
     @property
     def num_requests(self) -> int:
         """Requests running, waiting or parked."""
-        return len(self._roster)
+        return len(self.roster)
 
     def serves(self, request_id: str) -> bool:
         """Whether any choice of a request has not ended."""
-        return request_id in self._roster
+        return request_id in self.roster
 
     def submit(self, spec: RequestSpec, now: float) -> int:
         """Take a request in.
@@ -112,20 +113,20 @@ class Scheduler:
         """
         max_tokens = resolve_max_tokens(spec, self.config, self._num_blocks)
         packed = pack_prompt(spec, self.config)
-        batch = self._batch
-        refuse_now(spec.request_id, self._roster, self._draining, batch.num_waiting, self.config)
-        request = self._roster.make(spec, max_tokens, now, packed=packed)
+        batch = self.batch
+        refuse_now(spec.request_id, self.roster, self._draining, batch.num_waiting, self.config)
+        request = self.roster.make(spec, max_tokens, now, packed=packed)
         if spec.deadline_seconds is not None:
             rates = batch.parking.rates.model()
             batch.cache.match(request)
             refuse_hopeless(request, batch.queue.tokens_ahead(spec.priority), rates)
             self._deadlines.add(request, rates)
-        self._roster.add(request)
+        self.roster.add(request)
         return max_tokens
 
     def snapshot(self, request_id: str, now: float) -> RequestSnapshot | None:
         """The value of a request, to go on with elsewhere; None when it is not served."""
-        return self._roster.snapshot(request_id, now)
+        return self.roster.snapshot(request_id, now)
 
     def resume(self, snapshot: RequestSnapshot, now: float) -> None:
         """Take in a request that another scheduler served, and go on from where it stood.
@@ -138,10 +139,10 @@ class Scheduler:
                 UNAVAILABLE when draining.
         """
         refuse_snapshot(snapshot, self.config, self._num_blocks)
-        refuse_now(snapshot.spec.request_id, self._roster, self._draining, 0, self.config)
-        members = self._roster.resume(snapshot, now)
+        refuse_now(snapshot.spec.request_id, self.roster, self._draining, 0, self.config)
+        members = self.roster.resume(snapshot, now)
         for member in () if snapshot.has_started else members:
-            self._deadlines.add(member, self._batch.parking.rates.model())
+            self._deadlines.add(member, self.batch.parking.rates.model())
 
     def abort(self, request_id: str, choice: int | None = None) -> bool:
         """End a request, or one choice, in whatever state; False when it is not served (any more).
@@ -149,7 +150,7 @@ class Scheduler:
         Its blocks are released at once, behind a fence if a step in flight touches them; what that
         step computes for it is ignored. Other choices go on, as a search does for those wanted.
         """
-        return self._roster.abort(request_id, choice)
+        return self.roster.abort(request_id, choice)
 
     def fork(self, request_id: str, choice: int, new_choice: int, token: int | None = None) -> bool:
         """Let a choice that runs branch: for searches, since all blocks are shared.
@@ -163,18 +164,18 @@ class Scheduler:
             this request, no place is left, or the new choice would end with `token`.
         """
         if token is None:
-            return self._roster.want_fork(request_id, choice, new_choice)
-        return self._roster.branch(request_id, choice, new_choice, token)
+            return self.roster.want_fork(request_id, choice, new_choice)
+        return self.roster.branch(request_id, choice, new_choice, token)
 
     def expire(self, now: float) -> list[RequestUpdate]:
         """End requests that have not started and can no longer meet their deadline.
 
         Call it before `plan`: so they take no place from those that can.
         """
-        missed = self._deadlines.missed(now, self._batch.parking.rates.model(), least_tokens)
+        missed = self._deadlines.missed(now, self.batch.parking.rates.model(), least_tokens)
         updates = []
         for request, verdict in missed:
-            self._roster.end(request, FinishReason.DEADLINE)
+            self.roster.end(request, FinishReason.DEADLINE)
             updates.append(last_update(request, now, (), verdict.message))
         return updates
 
@@ -192,17 +193,17 @@ class Scheduler:
         if not self.may_plan:
             oldest = self._in_flight[0][0].step
             raise StepOrderError(f"step {oldest} is in flight; commit its result first")
-        draft, host = self._pack(now), self._batch.parking.host
+        draft, host = self._pack(now), self.batch.parking.host
         while not draft.num_rows and not host.owes_parcels:
-            waits = self._in_flight or self._batch.pool.num_fenced
-            if waits or not give_way(self._batch):
+            waits = self._in_flight or self.batch.pool.num_fenced
+            if waits or not give_way(self.batch):
                 self._stalled_steps += self.has_work and not (waits or host.num_awaited)
                 return None
             draft = self._pack(now)
         if self._guesses is not None:
             self._guesses.add(draft)
         self._step = draft.step
-        batch = self._batch
+        batch = self.batch
         plan = draft.seal(*batch.notices.take(), *host.take_moves(draft.step))
         batch.num_recomputed += draft.num_recomputed
         self._in_flight.append((plan, draft))
@@ -228,9 +229,9 @@ class Scheduler:
         if guesses is not None:
             plan, result = guesses.settle(plan, draft, result)
         weights = self.config.told_weights
-        updates = commit_step(self._batch, self._roster, plan, draft, result, now, weights)
+        updates = commit_step(self.batch, self.roster, plan, draft, result, now, weights)
         updates = updates if guesses is None else guesses.tell(updates)
-        updates = settle_searches(self._roster, updates, now) if self._roster.searches else updates
+        updates = settle_searches(self.roster, updates, now) if self.roster.searches else updates
         return with_weights(updates, weights) if weights else updates
 
     def acknowledge(self, step: int) -> None:
@@ -241,14 +242,14 @@ class Scheduler:
         """
         if step > self._step:
             raise StepOrderError(f"step {step} is acknowledged, the newest planned is {self._step}")
-        self._batch.acknowledge(step)
+        self.batch.acknowledge(step)
 
     def steady_steps(self, most: int) -> list[int]:
         """Blocks that the plans of the first `k` of the coming steps take, as entry `k`.
 
         As far as `run_ahead` may go, at most `most`; [0] unless all who are here decode.
         """
-        return [0] if self._in_flight else steady_steps(self._batch, most)
+        return [0] if self._in_flight else steady_steps(self.batch, most)
 
     def run_ahead(self, seconds: Sequence[float], answer: Callable[[str], int]) -> None:
         """For simulations: do a steady step for each length in `seconds`; nobody is told.
@@ -256,28 +257,28 @@ class Scheduler:
         `answer` tells the token of a request id.
         """
         self._step += len(seconds)
-        run_ahead(self._batch, self._step, seconds, answer)
+        run_ahead(self.batch, self._step, seconds, answer)
 
     def reset_prefix_cache(self) -> None:
         """Forget all blocks that could be found; what runs goes on and leaves nothing behind."""
-        self._batch.reset_prefix_cache()
+        self.batch.reset_prefix_cache()
 
     def take_prefix_events(self) -> PrefixEvents:
         """What came into the prefix index and what left it since the last call."""
-        return self._batch.cache.index.take_events()
+        return self.batch.cache.index.take_events()
 
     def prefix_snapshot(self) -> tuple[StoredBlock, ...]:
         """All that the prefix index holds, for who has not followed the events."""
-        return self._batch.cache.index.snapshot()
+        return self.batch.cache.index.snapshot()
 
     def ledger(self) -> GroupLedger:
         """The books at this moment, from counters: costs the same however many requests run."""
-        return ledger_of(self._batch, self._step, self._stalled_steps, self._guesses)
+        return ledger_of(self.batch, self._step, self._stalled_steps, self._guesses)
 
     def explain(self, request_id: str) -> tuple[Explanation, ...]:
         """Why each choice of a request waits and for how long; empty when it is not served."""
-        members = self._roster.members(request_id)
-        view = self._batch.view(self._step) if members else None
+        members = self.roster.members(request_id)
+        view = self.batch.view(self._step) if members else None
         return tuple(explain(view, member) for member in members) if view is not None else ()
 
     def check(self) -> None:
@@ -287,13 +288,13 @@ class Scheduler:
             AssertionError: naming the request or the block.
         """
         in_flight = [row for _, draft in self._in_flight for row in draft.counts()]
-        self._batch.check(tuple(self._roster), in_flight)
+        self.batch.check(tuple(self.roster), in_flight)
         self.ledger().check()
-        check_searches(self._roster)
+        check_searches(self.roster)
         if self._stalled_steps:
             raise AssertionError(f"{self._stalled_steps} steps were empty although work waited")
 
     def _pack(self, now: float) -> PlanDraft:
         draft = PlanDraft(self._step + 1)
-        StepPacker(self._batch, draft, now).pack()
+        StepPacker(self.batch, draft, now).pack()
         return draft

@@ -85,7 +85,7 @@ class Standing:
 
 def standing_of(scheduler: Scheduler) -> Standing | None:
     """How a group stands that is short of places or blocks; None while it is not."""
-    batch = scheduler._batch
+    batch = scheduler.batch
     pool = batch.pool
     spare = scheduler._num_blocks * SPARE_SHARE
     head = batch.queue.head()
@@ -104,7 +104,7 @@ def standing_of(scheduler: Scheduler) -> Standing | None:
 
 
 def _waiting(scheduler: Scheduler, head: Request) -> Waiting:
-    members = scheduler._roster.members(head.request_id)
+    members = scheduler.roster.members(head.request_id)
     running = any(member.state is RequestState.RUNNING for member in members)
     return Waiting(
         head.request_id,
@@ -119,7 +119,7 @@ def _yielding(scheduler: Scheduler, batch: Batch) -> Iterator[Yielding]:
     """In the order in which an engine takes them: who is parked and holds blocks, then who runs."""
     order = (*reversed(batch.parking.holders), *reversed(batch.running))
     for request in order[:_MOST_YIELDING]:
-        members = scheduler._roster.members(request.request_id)
+        members = scheduler.roster.members(request.request_id)
         yield Yielding(
             request.request_id,
             request.spec.priority,

@@ -45,7 +45,7 @@ def yard_pieces(scheduler: Scheduler, max_cells: int) -> Generator[None, None, Y
 
     Reads the scheduler's own parts, like a method: what no step needs is not in its file.
     """
-    batch = scheduler._batch
+    batch = scheduler.batch
     view, pool = batch.view(scheduler._step), batch.pool
     waiting = (*view.queued, *batch.cache.waits.members())
     holding = (*batch.running, *batch.parking.holders)

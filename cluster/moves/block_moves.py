@@ -83,7 +83,7 @@ class BlockMoves:
         """Have a request that has just been taken in wait for its blocks, if that is cheaper."""
         engine, carrier = self._engine, self.carrier()
         scheduler = engine.scheduler
-        tally = scheduler._batch.parking.host.moves
+        tally = scheduler.batch.parking.host.moves
         expected = None
         if consignment is not None and carrier is not None and carrier.open:
             if self._may_come(consignment, carrier):
@@ -115,7 +115,7 @@ class BlockMoves:
     # --- what goes ----------------------------------------------------------------------------
 
     async def _give(self, carrier: BlockCarrier, scheduler: Scheduler, parcel: Parcel) -> None:
-        host = scheduler._batch.parking.host
+        host = scheduler.batch.parking.host
         deadline, key = self._clock() + MOST_SECONDS, parcel.key
         try:
             num_bytes = await self._give_until(carrier, scheduler, key, deadline)
@@ -133,7 +133,7 @@ class BlockMoves:
         self, carrier: BlockCarrier, scheduler: Scheduler, key: bytes, deadline: float
     ) -> int:
         """Offer a parcel once it is written; returns when no rank reads it: the bytes read."""
-        host = scheduler._batch.parking.host
+        host = scheduler.batch.parking.host
         while (host_ids := host.written(key)) is None:
             self._news.clear()
             if self._engine.scheduler is not scheduler or self._clock() > deadline:
@@ -187,7 +187,7 @@ class BlockMoves:
             self._num_coming -= 1
         if self._engine.scheduler is not scheduler:
             return  # it is formed anew already
-        tally, seconds = scheduler._batch.parking.host.moves, self._clock() - began
+        tally, seconds = scheduler.batch.parking.host.moves, self._clock() - began
         tokens = take_delivery(scheduler, expected, blocks)
         tally.brought += tokens > 0
         tally.recomputed += not tokens
@@ -218,7 +218,7 @@ class BlockMoves:
     ) -> tuple[int, int, str]:
         """Blocks and bytes that are there, and why no more; no rank writes any more."""
         ticket, wanted = carrier.new_ticket(), len(expected.host_ids)
-        block_bytes = max(1, scheduler._batch.parking.rates.model().block_bytes)
+        block_bytes = max(1, scheduler.batch.parking.rates.model().block_bytes)
         deadline = self._clock() + _patience(scheduler, expected)
         done, num_bytes, portion_bytes, error = 0, 0, FIRST_BYTES, ""
         while done < wanted and not error:
@@ -247,7 +247,7 @@ class BlockMoves:
             return "the request has ended"
         left = len(expected.host_ids) - done
         tokens = expected.tokens_in(len(expected.host_ids)) - expected.tokens_in(done)
-        rates = scheduler._batch.parking.rates.model()
+        rates = scheduler.batch.parking.rates.model()
         link = self._link(consignment).model(self._clock())
         return "" if is_worth_bringing(rates, link, left, tokens) else "that is cheaper"
 
@@ -273,5 +273,5 @@ class BlockMoves:
 def _patience(scheduler: Scheduler, expected: Expected) -> float:
     """How long a request waits for its blocks at the most."""
     tokens = expected.tokens_in(len(expected.host_ids))
-    recompute = scheduler._batch.parking.rates.model().recompute_seconds(tokens)
+    recompute = scheduler.batch.parking.rates.model().recompute_seconds(tokens)
     return min(LONGEST_SECONDS, max(LEAST_SECONDS, recompute))

@@ -257,11 +257,11 @@ def test_check_names_the_block_and_the_request() -> None:
     scheduler = make()
     scheduler.submit(spec("r", 4), 0.0)
     committed(scheduler, planned(scheduler), 1)
-    scheduler._batch.running[0].table.block_ids[0] = 3
+    scheduler.batch.running[0].table.block_ids[0] = 3
     with pytest.raises(AssertionError, match=r"block \d has . references"):
         scheduler.check()
-    scheduler._batch.running[0].table.block_ids[0] = 0
+    scheduler.batch.running[0].table.block_ids[0] = 0
     scheduler.check()
-    scheduler._batch.running[0].table.extend((7,))
+    scheduler.batch.running[0].table.extend((7,))
     with pytest.raises(AssertionError, match="request 'r' holds 8 slots for 4 tokens"):
         scheduler.check()

@@ -60,7 +60,7 @@ class Group:
         return Candidate(self.name, self.scheduler.ledger(), standing=standing_of(self.scheduler))
 
     def state(self, name: str) -> RequestState:
-        (member,) = self.scheduler._roster.members(name)
+        (member,) = self.scheduler.roster.members(name)
         return member.state
 
     def hand_movers_to(self, taker: "Group") -> list[str]:

@@ -164,7 +164,7 @@ async def test_a_deadline_goes_on_while_a_request_waits_for_a_group(stack: Any, 
     patient = await waiting(stack, replace(spec("b", (1, 2, 3), 200), deadline_seconds=50.0))
     group = await stack.add_group()
     stream = await patient
-    (member,) = group.server.engine.scheduler._roster.members("b")
+    (member,) = group.server.engine.scheduler.roster.members("b")
     assert 0 < member.spec.deadline_seconds < 50.0
     await stream.abort()
 

@@ -174,7 +174,7 @@ async def test_the_audit_is_made_on_request_and_names_what_is_wrong(
     assert books.HasField("audit") and books.audit == ""
     await hold(stack, spec, 1)
     engine = group.server.engine
-    broken = next(iter(engine.scheduler._roster))
+    broken = next(iter(engine.scheduler.roster))
     broken.num_promised += 1
     (books,) = (await client.ledger()).groups
     assert not books.HasField("audit")

@@ -141,11 +141,11 @@ async def test_a_victim_goes_on_at_a_group_with_too_little_room_for_the_urgent_o
     monkeypatch.setattr(RateMeter, "observe_step", lambda *told: None)
     rates = RateMeter(0, prefill_tokens_per_second=1000.0)
     full = await stack.add_group(num_blocks=66)
-    full.server.engine.scheduler._batch.parking.rates = rates
+    full.server.engine.scheduler.batch.parking.rates = rates
     clients = [await ask(f"r{n}", 28, 60, start=30 * n) for n in range(7)]
     await held(stack, 0, clients)
     helper = await stack.add_group(num_blocks=64)
-    helper.server.engine.scheduler._batch.parking.rates = rates
+    helper.server.engine.scheduler.batch.parking.rates = rates
     clients.append(await ask("other", 60, 20, start=211))
     assert helper.server.engine.serves("other")
     await stack.until(lambda: len(clients[-1].tokens) > 3)

@@ -52,7 +52,7 @@ class Group:
 
     @property
     def host(self) -> Any:
-        return self.scheduler._batch.parking.host
+        return self.scheduler.batch.parking.host
 
     def submit(self, name: str, prompt: int = 30, limit: int = 40, **options: Any) -> RequestSpec:
         start = sum(name.encode())
@@ -87,7 +87,7 @@ class Group:
         return False
 
     def member(self, name: str) -> Any:
-        (member,) = self.scheduler._roster.members(name)
+        (member,) = self.scheduler.roster.members(name)
         return member
 
     def check(self, spec: RequestSpec) -> None:

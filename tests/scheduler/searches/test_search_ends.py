@@ -52,7 +52,7 @@ def test_a_beam_that_fails_fails_its_search_alone(make_yard: Make, prompt_of: Ma
     yard.step()
     yard.step()
     assert yard.plan()
-    (handle,) = {member.handle for member in yard.scheduler._roster.members("s")[1:2]}
+    (handle,) = {member.handle for member in yard.scheduler.roster.members("s")[1:2]}
     yard.commit(lambda result: replace(result, errors=(RowError(handle or 0, "no number"),)))
     told = yard.ended.pop("s")
     assert {(u.choice, u.finish_reason, u.error) for u in told.values()} == {

@@ -83,7 +83,7 @@ def test_every_block_holds_what_both_models_have_computed(
 
     def compare(scheduler: Scheduler) -> None:
         nonlocal compared
-        for request in scheduler._batch.running:
+        for request in scheduler.batch.running:
             for index, block_id in enumerate(request.table.block_ids):
                 slots = min(16, max(0, request.num_computed - 16 * index))
                 one, other = own[block_id, ..., :slots, :], beside[block_id, ..., :slots, :]

@@ -60,7 +60,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def add(stack: Any) -> Callable[..., Awaitable[Any]]:
     async def add(prefill: float = SLOW, **told: Any) -> Any:
         group = await stack.add_group(**{"num_blocks": 128, "num_host_blocks": 64, **told})
-        group.server.engine.scheduler._batch.parking.rates = RateMeter(BLOCK_BYTES, prefill, 0.0)
+        group.server.engine.scheduler.batch.parking.rates = RateMeter(BLOCK_BYTES, prefill, 0.0)
         return group
 
     return add

@@ -64,7 +64,7 @@ async def test_keys_and_values_go_with_their_scales(
         group = await stack.add_group(num_host_blocks=64, make=make)
         memory = group.workers[0].host_memory()
         rates = RateMeter(memory.block_bytes, prefill_tokens_per_second=10.0)
-        group.server.engine.scheduler._batch.parking.rates = rates
+        group.server.engine.scheduler.batch.parking.rates = rates
         return group
 
     giver = await add()
