@@ -203,9 +203,8 @@ class Scheduler:
         if self._guesses is not None:
             self._guesses.add(draft)
         self._step = draft.step
-        batch = self.batch
-        plan = draft.seal(*batch.notices.take(), *host.take_moves(draft.step))
-        batch.num_recomputed += draft.num_recomputed
+        plan = draft.seal(*self.batch.notices.take(), *host.take_moves(draft.step))
+        self.batch.num_recomputed += draft.num_recomputed
         self._in_flight.append((plan, draft))
         return plan
 
