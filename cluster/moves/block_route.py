@@ -49,7 +49,10 @@ class BlockRoute:
             for first, length in runs(asked.host_ids):
                 view = memory.run(first, length)
                 while view:
-                    self.peer.settimeout(_left(deadline))
+                    left = deadline - time.monotonic()
+                    if left <= 0:  # though bytes may still come, one by one
+                        raise TimeoutError("the time for it is over")
+                    self.peer.settimeout(left)
                     count = self.peer.recv_into(view)
                     if not count:
                         raise ConnectionError("the rank that had the blocks hung up")
