@@ -194,7 +194,8 @@ def _look(load: ClusterLoad, memory: ScalingMemory, now: float) -> ScalingMemory
     if load.groups:
         wanted += -(-load.queued_tokens // load.groups[0].block_size)
     outside = load.unbound_requests or load.queued_requests
-    busy = outside or any(group.requests for group in load.groups)
+    # A group that starts is wanted by somebody, however long its start takes.
+    busy = outside or load.starting or any(group.requests for group in load.groups)
     idle_since = None if busy else (now if memory.idle_since is None else memory.idle_since)
     seen = replace(
         memory,

@@ -135,6 +135,17 @@ def test_it_shrinks_only_when_the_rest_has_long_held_all() -> None:
     assert 110 <= second <= 160
 
 
+def test_a_group_that_takes_long_to_start_is_not_idle_before_it_is_up() -> None:
+    policy = replace(POLICY, min_groups=0, quiet_seconds=1.0)
+    memory = ScalingMemory()
+    for second in range(400):  # longer than `idle_seconds`; who called it has gone meanwhile
+        memory = decide_groups(policy, ClusterLoad((), starting=1), memory, float(second)).memory
+    up = ClusterLoad((group(),))
+    first = decide_groups(policy, up, memory, 400.0)
+    assert (first.groups, first.memory.idle_since) == (1, 400.0)
+    assert decide_groups(policy, up, first.memory, 499.0).groups == 1
+
+
 def test_to_zero_after_long_idleness_and_back_at_once() -> None:
     policy = replace(POLICY, min_groups=0)
     memory, now = ScalingMemory(), 0.0
