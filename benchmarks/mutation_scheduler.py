@@ -108,8 +108,10 @@ def _copy_tree(root: Path) -> None:
 
 
 def _run_tests_of(root: Path, module: str) -> str:
-    """The first test that fails of those named after a module."""
-    tests = sorted((root / "tests" / "scheduler").glob(f"test_{module}*.py"))
+    """The first test that fails of those named after a module, or in a folder of its name."""
+    folder = root / "tests" / "scheduler"
+    tests = sorted((*folder.rglob(f"test_{module}*.py"), *(folder / module).glob("test_*.py")))
+    tests = list(dict.fromkeys(tests))
     names = [str(test.relative_to(root)) for test in tests if "machine" not in test.name]
     return _first_failure(root, *names) if names else ""
 
