@@ -122,8 +122,13 @@ class HostBlocks:
         return tuple(host_ids)
 
     def await_parcel(self, key: bytes, count: int) -> tuple[int, ...] | None:
-        """Blocks for a parcel that comes; None if there is no room for all of them."""
-        host_ids = self._pool.allocate(count) if self._pool is not None else None
+        """Blocks for a parcel that comes; None if there is no room for all of them.
+
+        Nor are there any for one that is here already: its blocks would be forgotten.
+        """
+        if self._pool is None or key in self._parcels:
+            return None
+        host_ids = self._pool.allocate(count)
         if host_ids is not None:
             self._parcels[key] = list(host_ids)
             self._awaited.add(key)

@@ -111,3 +111,22 @@ def test_scored_prompts_are_not_left_unscored(kit: Any) -> None:
     choice = replace(choice, num_scored=29)
     taker.scheduler.resume(replace(snapshot, spec=scored, choices=(choice,)), 0.0)
     assert expect(taker.scheduler, "mover", parcel, kit.WIRE) is not None
+
+
+def test_a_parcel_that_is_here_already_is_not_taken_in(kit: Any) -> None:
+    group = kit.Group()
+    spec = group.submit("mover", use_prefix_cache=False)
+    for _ in range(12):
+        group.step()
+    parcel = kit.leave(group, group, "mover")
+    assert parcel is not None
+    active = group.scheduler.ledger().host_blocks.active
+    assert active == parcel.num_blocks
+    assert expect(group.scheduler, "mover", parcel, kit.WIRE) is None
+    group.scheduler.check()
+    assert group.scheduler.ledger().host_blocks.active == active
+    kit.run(group)
+    group.check(spec)
+    group.host.discard(kit.KEY)
+    kit.run(group)
+    assert group.is_clean()
