@@ -4,15 +4,14 @@ A group that was formed anew counts from 0; what it had counted before is kept. 
 counts.
 """
 
-from dataclasses import fields
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import fields, replace
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from blockyard.scheduler.ledger import MoveCounts, PreemptionCounts
 
 __all__ = ["GroupTotals"]
 
-Counts = TypeVar("Counts", bound="DataclassInstance")
+Counts = TypeVar("Counts", bound=PreemptionCounts | MoveCounts)
 
 
 class GroupTotals(Generic[Counts]):
@@ -44,4 +43,5 @@ class GroupTotals(Generic[Counts]):
 
 
 def _sum(one: Counts, other: Counts) -> Counts:
-    return type(one)(**{f.name: getattr(one, f.name) + getattr(other, f.name) for f in fields(one)})
+    summed = {f.name: getattr(one, f.name) + getattr(other, f.name) for f in fields(one)}
+    return replace(one, **summed)
