@@ -249,8 +249,8 @@ class CentralScheduler:
     def _take_books(self, member: Member, books: LedgerPush) -> None:
         """An engine tells how its group stands now."""
         group_id, model = member.identity.group_id, member.identity.model.name
-        if self._members.get(group_id) is not member:
-            return  # a late word: it has joined again over another connection
+        if self._closing or self._members.get(group_id) is not member:
+            return  # a late word: it has joined again over another connection, or all is over
         member.take_books(books.ledger, books.standing, self.binding.load(model)[0] > 0)
         if member.draining is not books.draining:
             member.draining = books.draining

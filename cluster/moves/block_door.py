@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 
@@ -114,10 +115,17 @@ class BlockDoor:
             case Withdraw(key):
                 self._offered.withdraw(key)
             case Fetch():
-                self._fetchers.submit(self._fetch, message)
+                self._later(self._fetch, message)
             case Leave(ticket):
                 # Behind the fetch that may still run for it.
-                self._fetchers.submit(self._leave, ticket)
+                self._later(self._leave, ticket)
+
+    def _later(self, work: Callable[[Any], None], about: Any) -> None:
+        try:
+            self._fetchers.submit(work, about)
+        except RuntimeError:
+            if not self._closed:  # else it is over for everybody
+                raise
 
     def _given(self, key: bytes, num_bytes: int) -> None:
         self._tell(Given(key, num_bytes))
@@ -135,7 +143,10 @@ class BlockDoor:
             fetched = self._fetch_some(asked)
         except Exception as error:
             # What came before was written whole; the rest is computed again.
-            logger.exception("blocks of another group cannot be fetched")
+            expected = isinstance(error, OSError)  # the other group has gone, or is too slow
+            logger.warning(
+                "blocks of another group cannot be fetched: %s", error, exc_info=not expected
+            )
             fetched = Fetched(asked.ticket, 0, 0, 0.0, 0.0, f"{type(error).__name__}: {error}")
         if fetched.error:
             self._leave(asked.ticket)
