@@ -13,7 +13,7 @@ from blockyard.protos import generation_pb2 as pb
 pytestmark = pytest.mark.ray
 
 NUM_STREAMS = 16
-NUM_TOKENS = 4000
+NUM_TOKENS = 3000
 
 
 async def test_what_was_admitted_finishes_and_newcomers_are_refused(
@@ -22,7 +22,9 @@ async def test_what_was_admitted_finishes_and_newcomers_are_refused(
     request_for: Callable[..., pb.GenerateRequest],
     oracle: Callable[[pb.GenerateRequest], list[int]],
 ) -> None:
-    with serve_with(tmp_path, "--model", "witness", "--blocks", "8192") as server:
+    # On a busy machine so many tokens take longer than a drain is given by default.
+    options = ("--model", "witness", "--blocks", "8192", "--drain-seconds", "300")
+    with serve_with(tmp_path, *options) as server:
         async with server.client() as client:
             requests = [request_for([n, 1], NUM_TOKENS) for n in range(NUM_STREAMS)]
             live = asyncio.Event()
