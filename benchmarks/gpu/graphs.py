@@ -67,11 +67,10 @@ def graphs(context: Context) -> None:
             context.row(
                 what="step",
                 rows=count,
-                **device.wall(lambda: captured.run(batch), _REPEATS).row(),  # noqa: B023
-                **device.wall(
-                    lambda: _eager(model, cache, backend, batch),  # noqa: B023
-                    _REPEATS,
-                ).row("eager_"),
+                **device.wall(partial(captured.run, batch), _REPEATS).row(),
+                **device.wall(partial(_eager, model, cache, backend, batch), _REPEATS).row(
+                    "eager_"
+                ),
                 capture_seconds=round(seconds, 3),
                 held_mib=round((meter.held_bytes() - before) / 2**20, 1),
             )

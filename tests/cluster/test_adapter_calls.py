@@ -60,7 +60,8 @@ class Server:
 
     async def load(self, name: str, path: str, key: str = ADMIN) -> pb.Adapter:
         request = pb.LoadAdapterRequest(name=name, path=path)
-        return await self.call("LoadAdapter", request, pb.Adapter, key)  # type: ignore[no-any-return]
+        answer: pb.Adapter = await self.call("LoadAdapter", request, pb.Adapter, key)
+        return answer
 
     async def refusal(self, call: Any) -> tuple[grpc.StatusCode, str]:
         with pytest.raises(grpc.aio.AioRpcError) as failed:

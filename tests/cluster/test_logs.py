@@ -95,7 +95,7 @@ def test_logging_starts_anew_and_never_twice(log: Any) -> None:
 def test_what_is_not_known_is_refused(told: dict[str, str]) -> None:
     [(name, value)] = told.items()
     with pytest.raises(ValueError, match=f"log {name} is '{value}'; known are"):
-        LogConfig(**told)  # type: ignore[arg-type]
+        LogConfig(**told)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_lines_of_other_processes_come_to_the_terminal(

@@ -103,7 +103,8 @@ async def test_allocators_are_asked_for_and_may_not_answer(
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return answer  # type: ignore[no-any-return]
+        told: tuple[AllocatorMemory | None, ...] = answer
+        return told
 
     await stack.add_group(facts=facts_of(PROFILES), ask_memory=ask)
     (group,) = (await client.ledger()).groups
