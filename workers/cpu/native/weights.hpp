@@ -1,8 +1,8 @@
 // Weights of a linear layer, packed once in the order in which they are read.
 //
 // A panel holds 16 output columns, stored input by input: the 16 weights of input 0, of input 1, and
-// so on. In bfloat16 columns 0 and 8 are neighbours, 1 and 9, and so on: one load gives both halves
-// of a panel. What is stored in 8 or 4 bits comes in groups of 32 inputs, each with a half-precision
+// so on. In bfloat16 a column's weights of inputs 0 and 1 are neighbours, of 2 and 3, and so on: one
+// load gives two inputs, and products of pairs find theirs where they want them. What is stored in 8 or 4 bits comes in groups of 32 inputs, each with a half-precision
 // scale for each column (and, in 4 bits, a half-precision least value): the numbers of a group first.
 // Inputs are filled up to whole groups and columns to whole panels, with zeros.
 #pragma once
@@ -72,10 +72,13 @@ struct ReadBfloat16 {
   const Bfloat16* weights;
   void group(const std::byte* at) { weights = reinterpret_cast<const Bfloat16*>(at); }
   void read(int input, __m256& a, __m256& b) const {
-    const auto* at = reinterpret_cast<const __m256i*>(weights + input * kPanel);
-    const __m256i pairs = _mm256_loadu_si256(at);
-    a = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-    b = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
+    const auto* at = reinterpret_cast<const __m256i*>(weights + input / 2 * 2 * kPanel);
+    a = take(_mm256_loadu_si256(at), input % 2);
+    b = take(_mm256_loadu_si256(at + 1), input % 2);
+  }
+  static __m256 take(__m256i pairs, bool odd) {
+    return _mm256_castsi256_ps(odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(-65536))
+                                   : _mm256_slli_epi32(pairs, 16));
   }
 };
 
@@ -181,9 +184,10 @@ inline void pack_group(Storage storage, const float* values, std::byte* to) {
   }
   if (storage == Storage::kBfloat16) {
     auto* out = reinterpret_cast<Bfloat16*>(to);
-    for (int i = 0; i < kNumbers; i += kPanel)
+    for (int input = 0; input < kGroup; ++input)
       for (int column = 0; column < kPanel; ++column)
-        out[i + column % kLanes * 2 + column / kLanes] = to_bfloat16(values[i + column]);
+        out[input / 2 * 2 * kPanel + column * 2 + input % 2] =
+            to_bfloat16(values[input * kPanel + column]);
     return;
   }
   auto* scales = reinterpret_cast<uint16_t*>(to);
