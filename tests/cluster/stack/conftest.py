@@ -24,13 +24,13 @@ from blockyard.cluster.worker_group import WorkerGroup
 from blockyard.cluster.worker_host import WorkerHost
 from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.plan import StepPlan, StepResult
-from blockyard.scheduler.request import RequestSpec, RequestUpdate
+from blockyard.scheduler.request import FinishReason, RequestSpec, RequestUpdate
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
 from blockyard.workers.adapter_description import AdapterDescription
 from blockyard.workers.config import Executor, TakesAdapters, WorkerConfig, WorkerProfile
 from blockyard.workers.description import ModelDescription
-from blockyard.workers.fake import WitnessWorker
+from blockyard.workers.fake import WitnessWorker, witness_generate
 from blockyard.workers.host_memory import HostMemory, SharesHostMemory
 
 VOCAB = 251
@@ -230,6 +230,27 @@ async def collect(stream: TokenStream) -> tuple[list[int], list[RequestUpdate]]:
     return [token for update in updates for token in update.token_ids], updates
 
 
+class StreamReader:
+    """A client that reads its stream to the end, with the tokens that have come so far."""
+
+    def __init__(self, spec: RequestSpec, stream: TokenStream) -> None:
+        self.spec = spec
+        self.stream = stream
+        self.tokens: list[int] = []
+        self.reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for update in self.stream:
+            self.tokens.extend(update.token_ids)
+            assert update.finish_reason in (None, FinishReason.LENGTH)
+
+    async def check(self) -> None:
+        """They are those that the witness alone would have answered."""
+        await self.reading
+        limit = self.spec.sampling.max_tokens or 0
+        assert self.tokens == witness_generate(self.spec.prompt_token_ids, limit, VOCAB)
+
+
 @pytest.fixture
 def spec() -> Callable[..., RequestSpec]:
     return make_spec
@@ -254,3 +275,13 @@ async def stack() -> AsyncIterator[Stack]:
     if running.central is not None:
         with contextlib.suppress(OSError):
             await running.central.close()
+
+
+@pytest.fixture
+def begin(stack: Stack) -> Callable[[RequestSpec], Awaitable[StreamReader]]:
+    """Asks for something, and reads the answer while the test goes on."""
+
+    async def begin(asked: RequestSpec) -> StreamReader:
+        return StreamReader(asked, await stack.dispatcher.submit("witness", asked))
+
+    return begin

@@ -10,8 +10,7 @@ import pytest
 from blockyard.cluster.books.central_books import CentralTally
 from blockyard.scheduler.cost_model import RateMeter
 from blockyard.scheduler.ledger import MoveCounts, PreemptionCounts
-from blockyard.scheduler.request import FinishReason, RequestSpec
-from blockyard.workers.fake import witness_generate
+from blockyard.scheduler.request import RequestSpec
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -20,33 +19,13 @@ Spec = Callable[..., RequestSpec]
 Collected = Callable[..., Awaitable[Any]]
 
 
-class Client:
-    """Reads one stream to its end."""
-
-    def __init__(self, spec: RequestSpec, stream: Any) -> None:
-        self.spec = spec
-        self.tokens: list[int] = []
-        self.reading = asyncio.create_task(self._read(stream))
-
-    async def _read(self, stream: Any) -> None:
-        async for update in stream:
-            self.tokens.extend(update.token_ids)
-            assert update.finish_reason in (None, FinishReason.LENGTH)
-
-    async def check(self) -> None:
-        await self.reading
-        limit = self.spec.sampling.max_tokens or 0
-        assert self.tokens == witness_generate(self.spec.prompt_token_ids, limit, VOCAB)
-
-
 @pytest.fixture
-def ask(stack: Any, spec: Spec) -> Callable[..., Awaitable[Client]]:
+def ask(spec: Spec, begin: Any) -> Callable[..., Awaitable[Any]]:
     async def ask(
         name: str, prompt: int, max_tokens: int, priority: int = 0, start: int = 0
-    ) -> Client:
+    ) -> Any:
         tokens = tuple((start + place) % VOCAB for place in range(prompt))
-        asked = spec(name, tokens, max_tokens, priority)
-        return Client(asked, await stack.dispatcher.submit("witness", asked))
+        return await begin(spec(name, tokens, max_tokens, priority))
 
     return ask
 
@@ -55,7 +34,7 @@ def standing(stack: Any, number: int) -> Any:
     return stack.central._members[f"group-{number}"].candidate.standing
 
 
-async def held(stack: Any, number: int, clients: list[Client]) -> None:
+async def held(stack: Any, number: int, clients: list[Any]) -> None:
     """Let a group's step wait once everybody has begun there, and the books tell of it."""
     group = stack.groups[number]
     await stack.until(lambda: all(len(client.tokens) > 3 for client in clients))
@@ -68,7 +47,7 @@ async def held(stack: Any, number: int, clients: list[Client]) -> None:
     )
 
 
-async def fill(stack: Any, ask: Any, priority: int) -> list[Client]:
+async def fill(stack: Any, ask: Any, priority: int) -> list[Any]:
     """One more group, and two requests that it is full with."""
     await stack.add_group(num_blocks=36)
     number = len(stack.groups)

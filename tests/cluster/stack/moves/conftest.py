@@ -1,6 +1,5 @@
 """Groups between which requests move with their blocks, at costs that tests set."""
 
-import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,11 +10,9 @@ from blockyard.cluster.moves import block_moves
 from blockyard.cluster.moves.block_door import BlockDoor
 from blockyard.cluster.moves.offered import Offered
 from blockyard.scheduler.cost_model import RateMeter
-from blockyard.scheduler.request import FinishReason, RequestSpec
-from blockyard.workers.fake import witness_generate
+from blockyard.scheduler.request import RequestSpec
 from blockyard.workers.host_memory import HostMemory
 
-VOCAB = 251
 BLOCK_BYTES = 32
 """Of the witness: four slots of eight bytes."""
 PROMPT = tuple(range(7, 68))
@@ -24,26 +21,6 @@ SLOW, FAST = 10.0, 1e9
 """Prefilled tokens a second: blocks are cheaper, and they are not."""
 
 Spec = Callable[..., RequestSpec]
-
-
-class Client:
-    """Reads one stream to its end."""
-
-    def __init__(self, spec: RequestSpec, stream: Any) -> None:
-        self.spec = spec
-        self.stream = stream
-        self.tokens: list[int] = []
-        self.reading = asyncio.create_task(self._read(stream))
-
-    async def _read(self, stream: Any) -> None:
-        async for update in stream:
-            self.tokens.extend(update.token_ids)
-            assert update.finish_reason in (None, FinishReason.LENGTH)
-
-    async def check(self) -> None:
-        await self.reading
-        limit = self.spec.sampling.max_tokens or 0
-        assert self.tokens == witness_generate(self.spec.prompt_token_ids, limit, VOCAB)
 
 
 @pytest.fixture(autouse=True)
@@ -67,12 +44,9 @@ def add(stack: Any) -> Callable[..., Awaitable[Any]]:
 
 
 @pytest.fixture
-def ask(stack: Any, spec: Spec) -> Callable[..., Awaitable[Client]]:
-    async def ask(
-        name: str = "mover", prompt: tuple[int, ...] = PROMPT, limit: int = 120
-    ) -> Client:
-        asked = spec(name, prompt, limit)
-        client = Client(asked, await stack.dispatcher.submit("witness", asked))
+def ask(stack: Any, spec: Spec, begin: Any) -> Callable[..., Awaitable[Any]]:
+    async def ask(name: str = "mover", prompt: tuple[int, ...] = PROMPT, limit: int = 120) -> Any:
+        client = await begin(spec(name, prompt, limit))
         await stack.until(lambda: len(client.tokens) > 5)
         return client
 

@@ -1,6 +1,5 @@
 """Blocks of a real model go with its request, in whatever numbers they are kept."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +45,7 @@ async def test_keys_and_values_go_with_their_scales(
     stack: Any,
     spec: Callable[..., RequestSpec],
     collected: Callable[..., Any],
+    begin: Callable[..., Any],
     model_dir: Path,
     kv_dtype: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -71,15 +71,8 @@ async def test_keys_and_values_go_with_their_scales(
     asked = spec("undisturbed", PROMPT, LIMIT)
     expected, _ = await collected(await stack.dispatcher.submit("witness", asked))
     giver.server.engine.scheduler.reset_prefix_cache()
-    stream = await stack.dispatcher.submit("witness", replace(asked, request_id="mover"))
-    tokens: list[int] = []
-
-    async def read() -> None:
-        async for update in stream:
-            tokens.extend(update.token_ids)
-
-    reading = asyncio.create_task(read())
-    await stack.until(lambda: len(tokens) > 5)
+    client = await begin(replace(asked, request_id="mover"))
+    await stack.until(lambda: len(client.tokens) > 5)
     giver.workers[0].gate.clear()
     taker = await add()
     # A rank has scales for its blocks as soon as it has run a step.
@@ -87,8 +80,8 @@ async def test_keys_and_values_go_with_their_scales(
     await stack.until(lambda: not taker.server.engine.num_requests)
     giver.server.hand_over()
     giver.workers[0].gate.set()
-    await reading
-    assert tokens == expected
+    await client.reading
+    assert client.tokens == expected
     moves, ledger = taker.server.ledger().moves, taker.server.ledger()
     assert (moves.brought, moves.cut_short, ledger.recomputed_tokens) == (1, 0, 0)
     assert moves.bytes_in == moves.blocks_in * giver.workers[0].host_memory().block_bytes
