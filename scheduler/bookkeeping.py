@@ -39,6 +39,6 @@ def ledger_of(
         prefill_tokens_per_second=parking.rates.prefill_tokens_per_second,
         guessed_tokens=guesses.num_guessed if guesses is not None else 0,
         right_guesses=guesses.num_right if guesses is not None else 0,
-        moves=parking.host.moves.counts(),
-        wire_bytes_per_second=parking.host.moves.wire_bytes_per_second,
+        moves=parking.host.moves,
+        wire_bytes_per_second=parking.host.wire_bytes_per_second,
     )

@@ -9,8 +9,7 @@ that no rank touches them any more. Knows nothing of why blocks are saved. Units
 from collections.abc import Iterable, Sequence
 
 from blockyard.scheduler.block_pool import BlockPool
-from blockyard.scheduler.ledger import BlockCounts
-from blockyard.scheduler.move_tally import MoveTally
+from blockyard.scheduler.ledger import BlockCounts, MoveCounts, add_counts
 from blockyard.scheduler.plan import BlockCopy
 from blockyard.scheduler.request import Request
 
@@ -29,8 +28,10 @@ class HostBlocks:
         self._aside: tuple[int, ...] = ()
         self._parcels: dict[bytes, list[int]] = {}
         self._awaited: set[bytes] = set()
-        self.moves = MoveTally()
+        self.moves = MoveCounts()
         """What went with requests to other groups, and came with them."""
+        self.wire_bytes_per_second = 0.0
+        """At which it came last, to each rank; 0: nothing has come yet."""
         self.num_saved = 0
         """Blocks ever copied out."""
         self.num_restored = 0
@@ -147,6 +148,10 @@ class HostBlocks:
         self._awaited.discard(key)
         for host_id in self._parcels.pop(key, ()):
             self._let_go(host_id)
+
+    def note_moves(self, more: MoveCounts) -> None:
+        """Count what has gone to other groups or come from them."""
+        self.moves = add_counts(self.moves, more)
 
     def set_aside(self) -> int:
         """Hold all blocks that can be had now for nobody, until `give_back`; how many those are."""

@@ -4,7 +4,8 @@ Counting happens in the owners; this module only gives the counts their names an
 add up. Units: blocks, token slots, requests.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 __all__ = [
     "BlockCounts",
@@ -13,6 +14,7 @@ __all__ = [
     "PreemptionCounts",
     "RequestCounts",
     "SlotCounts",
+    "add_counts",
 ]
 
 
@@ -92,6 +94,15 @@ class MoveCounts:
     bytes_in: int = 0
     estimated_seconds: float = 0.0
     seconds: float = 0.0
+
+
+Counts = TypeVar("Counts", bound=PreemptionCounts | MoveCounts)
+
+
+def add_counts(one: Counts, other: Counts) -> Counts:
+    """What both have counted."""
+    added = {f.name: getattr(one, f.name) + getattr(other, f.name) for f in fields(one)}
+    return replace(one, **added)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ A group that was formed anew counts from 0; what it had counted before is kept. 
 counts.
 """
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Generic, TypeVar
 
-from blockyard.scheduler.ledger import MoveCounts, PreemptionCounts
+from blockyard.scheduler.ledger import MoveCounts, PreemptionCounts, add_counts
 
 __all__ = ["GroupTotals"]
 
@@ -25,23 +25,18 @@ class GroupTotals(Generic[Counts]):
         """A group's counts have come."""
         before = self._of_groups.get(group_id, counts)
         if any(getattr(counts, f.name) < getattr(before, f.name) for f in fields(counts)):
-            self._gone = _sum(self._gone, before)
+            self._gone = add_counts(self._gone, before)
         self._of_groups[group_id] = counts
 
     def note_gone(self, group_id: str) -> None:
         """A group has gone; what it has done stays."""
         counts = self._of_groups.pop(group_id, None)
         if counts is not None:
-            self._gone = _sum(self._gone, counts)
+            self._gone = add_counts(self._gone, counts)
 
     def total(self) -> Counts:
         """All of them."""
         total = self._gone
         for counts in self._of_groups.values():
-            total = _sum(total, counts)
+            total = add_counts(total, counts)
         return total
-
-
-def _sum(one: Counts, other: Counts) -> Counts:
-    summed = {f.name: getattr(one, f.name) + getattr(other, f.name) for f in fields(one)}
-    return replace(one, **summed)

@@ -18,6 +18,7 @@ from blockyard.cluster.engine import Engine
 from blockyard.cluster.logs import fields
 from blockyard.cluster.moves.block_carrier import BlockCarrier, CarrierGone, Portion
 from blockyard.cluster.moves.consignment import Consignment
+from blockyard.scheduler.ledger import MoveCounts
 from blockyard.scheduler.move_cost import LinkMeter, is_worth_bringing
 from blockyard.scheduler.parcels import Expected, Parcel, consign, expect, take_delivery
 from blockyard.scheduler.scheduler import Scheduler
@@ -83,7 +84,7 @@ class BlockMoves:
         """Have a request that has just been taken in wait for its blocks, if that is cheaper."""
         engine, carrier = self._engine, self.carrier()
         scheduler = engine.scheduler
-        tally = scheduler.batch.parking.host.moves
+        host = scheduler.batch.parking.host
         expected = None
         if consignment is not None and carrier is not None and carrier.open:
             if self._may_come(consignment, carrier):
@@ -92,10 +93,10 @@ class BlockMoves:
             if expected is None:
                 self._start(self._coming, self._decline(carrier, consignment), "blocks-stay")
         if consignment is None or carrier is None or expected is None:
-            tally.recomputed += 1
+            host.note_moves(MoveCounts(recomputed=1))
             return
         self._num_coming += 1
-        tally.estimated_seconds += expected.estimated_seconds
+        host.note_moves(MoveCounts(estimated_seconds=expected.estimated_seconds))
         fetching = self._bring(carrier, scheduler, consignment, expected)
         self._start(self._coming, fetching, "blocks-come")
 
@@ -125,8 +126,8 @@ class BlockMoves:
             return
         if self._engine.scheduler is scheduler:
             host.discard(key)
-            host.moves.bytes_out += num_bytes
-            host.moves.blocks_out += parcel.num_blocks if num_bytes else 0
+            blocks_out = parcel.num_blocks if num_bytes else 0
+            host.note_moves(MoveCounts(bytes_out=num_bytes, blocks_out=blocks_out))
             self._engine.note_change()
 
     async def _give_until(
@@ -187,17 +188,21 @@ class BlockMoves:
             self._num_coming -= 1
         if self._engine.scheduler is not scheduler:
             return  # it is formed anew already
-        tally, seconds = scheduler.batch.parking.host.moves, self._clock() - began
+        host, seconds = scheduler.batch.parking.host, self._clock() - began
         tokens = take_delivery(scheduler, expected, blocks)
-        tally.brought += tokens > 0
-        tally.recomputed += not tokens
-        tally.cut_short += blocks < len(expected.host_ids)
-        tally.blocks_in += blocks if tokens else 0
-        tally.tokens_in += tokens
-        tally.bytes_in += num_bytes
-        tally.seconds += seconds
+        host.note_moves(
+            MoveCounts(
+                brought=1 if tokens else 0,
+                recomputed=0 if tokens else 1,
+                cut_short=1 if blocks < len(expected.host_ids) else 0,
+                blocks_in=blocks if tokens else 0,
+                tokens_in=tokens,
+                bytes_in=num_bytes,
+                seconds=seconds,
+            )
+        )
         rate = self._link(consignment).model(self._clock()).bytes_per_second
-        tally.wire_bytes_per_second = rate or tally.wire_bytes_per_second
+        host.wire_bytes_per_second = rate or host.wire_bytes_per_second
         self._engine.note_change()
         logger.info(
             "%d of %d blocks, %.1f MiB, came from another group in %.3f s%s",
