@@ -90,10 +90,6 @@ class CentralScheduler:
         """Blocks that can be found, in all groups together."""
         return sum(len(member.prefix) for member in self._members.values())
 
-    def num_free_blocks(self) -> int:
-        """Blocks that can be had now, in all groups together, as far as their books tell."""
-        return sum(member.candidate.free_blocks for member in self._members.values())
-
     def load(self, model: str, places: int) -> ClusterLoad:
         """How loaded the groups of a model are that stay, and who waits for one.
 
@@ -222,6 +218,7 @@ class CentralScheduler:
         member = Member(message.group, candidate, connection.post, message.draining, prefix)
         self._members[group_id] = member
         self._preempter.tally.note_group(group_id, message.ledger)
+        self.binding.joined(message)
         if self._engines_drain:
             connection.post(Drain())
         self.states.joined(self._of_model(member.identity.model.name))

@@ -20,6 +20,7 @@ from blockyard.cluster.states.engine_state import EngineState
 from blockyard.cluster.states.model_state import STARTED, Became, Become
 from blockyard.cluster.wire import Codec, Connection, Endpoint
 from blockyard.scheduler.request import RefusalCode
+from blockyard.scheduler.under_way import under_way
 
 __all__ = ["PUSH_SECONDS", "CentralLink"]
 
@@ -60,7 +61,8 @@ class CentralLink:
         server = self._server
         server.engine.take_prefix_events()  # what changed before now is in the keys of now
         keys = server.engine.prefix_keys()
-        connection.post(Join(self._now(), server.ledger(), server.draining, keys))
+        charged = under_way(server.engine.scheduler)
+        connection.post(Join(self._now(), server.ledger(), server.draining, keys, charged))
         self._connection = connection
         pusher = asyncio.create_task(self._push(connection), name="ledger-push")
         try:

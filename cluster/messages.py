@@ -24,6 +24,7 @@ from blockyard.scheduler.ledger import GroupLedger
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RefusalCode, RequestSpec, RequestUpdate
 from blockyard.scheduler.standing import Standing
+from blockyard.scheduler.under_way import UnderWay
 from blockyard.scheduler.yard_map import YardMap
 
 __all__ = [
@@ -210,6 +211,8 @@ class Join(_Message, frozen=True):
     draining: bool
     prefix_keys: tuple[bytes, ...] = ()
     """Blocks that can be found there now."""
+    under_way: tuple[UnderWay, ...] = ()
+    """What its tenants are to be charged for by who has not bound it."""
 
 
 class LedgerPush(_Message, frozen=True):

@@ -11,6 +11,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from itertools import count
+from math import inf
 from typing import Generic, TypeVar
 
 from blockyard.scheduler.asking import Asking
@@ -57,7 +58,8 @@ def _top(heap: list[tuple[float, int, Waiter]]) -> tuple[float, int, Waiter]:
 class _Line(Generic[Waiter]):
     """Those of one priority."""
 
-    def __init__(self) -> None:
+    def __init__(self, since: float) -> None:
+        self._since = since
         self.counters = TenantCounters()
         self.tenants: dict[str, _Tenant[Waiter]] = {}
         self.living = 0
@@ -68,9 +70,10 @@ class _Line(Generic[Waiter]):
 
     def push(self, asking: Waiter) -> None:
         name = asking.tenant
-        first = self.head() if self.tenants and name not in self.tenants else None
-        least = first.tenant if first is not None else None
-        self.counters.arrive(name, self.tenants.keys(), least)
+        if asking.arrived_at >= self._since:
+            first = self.head() if self.tenants and name not in self.tenants else None
+            least = first.tenant if first is not None else None
+            self.counters.arrive(name, self.tenants.keys(), least)
         tenant = self.tenants.setdefault(name, _Tenant())
         if tenant.push(asking):
             self._queue_up(name, asking)
@@ -131,9 +134,14 @@ class _Line(Generic[Waiter]):
 
 
 class GlobalQueue(Generic[Waiter]):
-    """Those of one model."""
+    """Those of one model.
 
-    def __init__(self) -> None:
+    Who came before `since` has waited elsewhere: its tenant keeps what it is charged, and is not
+    lifted to those who happen to ask here before it.
+    """
+
+    def __init__(self, since: float = -inf) -> None:
+        self._since = since
         self._lines: dict[int, _Line[Waiter]] = {}
         # Lines with somebody in them, the most urgent first: their priorities, negated.
         self._ranks: list[int] = []
@@ -197,6 +205,10 @@ class GlobalQueue(Generic[Waiter]):
         line = self._lines.get(priority)
         if line is not None and line.counters.contended:
             line.counters.charge(tenant, prefill_tokens, decode_tokens)
+
+    def take_over(self, priority: int, tenant: str, tokens: int) -> None:
+        """Charge a tenant for what others have bound, whoever else is known yet."""
+        self._line(priority).counters.charge(tenant, tokens, 0)
 
     def sheds(self, newcomer: Waiter) -> Waiter:
         """Who must go so that a newcomer has room in a queue that is full; perhaps itself."""
@@ -266,5 +278,5 @@ class GlobalQueue(Generic[Waiter]):
         if line is None:
             if len(self._lines) >= _MANY_LINES:
                 self._lines = {at: each for at, each in self._lines.items() if each.living}
-            line = self._lines[priority] = _Line()
+            line = self._lines[priority] = _Line(self._since)
         return line

@@ -14,9 +14,10 @@ from blockyard.cluster.binding.waiting_line import AskingIngress, Waiter, Waitin
 from blockyard.cluster.binding.waiting_messages import AskPlaces, Places, Queued, Spent
 from blockyard.cluster.books.waiting_counts import WaitingCounts
 from blockyard.cluster.member import BINDING_SECONDS, Member
-from blockyard.cluster.messages import Bind, Bound, Unbound
+from blockyard.cluster.messages import Bind, Bound, Join, Unbound
 from blockyard.cluster.preempter import Preempter
 from blockyard.cluster.tracing import NO_TRACER, Tracer
+from blockyard.scheduler.global_queue import GlobalQueue
 from blockyard.scheduler.placement import choose_group
 from blockyard.scheduler.request import RefusalCode, RequestRefused
 from blockyard.scheduler.standing import Waiting
@@ -80,16 +81,20 @@ class LateBinder:
             self._too_late,
         )
 
+    def joined(self, join: Join) -> None:
+        """A group comes, perhaps from a central scheduler that is no more."""
+        new = WaitingLine(GlobalQueue(self._clock()))
+        self._lines.setdefault(join.group.model.name, new).take_over(join)
+
     def groups_changed(self) -> None:
         """Groups have come, gone, fallen asleep or woken up."""
         of_models: dict[str, list[Member]] = {name: [] for name in self._lines}
         for member in self._members.values():
-            of_models.setdefault(member.identity.model.name, []).append(member)
+            of_models[member.identity.model.name].append(member)
             member.changed = self._note
         for name, members in of_models.items():
-            line = self._lines.setdefault(name, WaitingLine())
-            line.take_groups(members)
-            self._go_on(line)
+            self._lines[name].take_groups(members)
+            self._go_on(self._lines[name])
 
     def took_books(self, member: Member) -> None:
         """A group's books have come."""

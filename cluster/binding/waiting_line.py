@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from blockyard.cluster.member import Member
-from blockyard.cluster.messages import Bind
+from blockyard.cluster.messages import Bind, Join
 from blockyard.cluster.tracing import Span
 from blockyard.scheduler.asking import Asking
 from blockyard.scheduler.cost_model import CostModel
@@ -67,13 +67,25 @@ class WaitingLine:
     Attributes:
         rates: of one group, as told last.
         limit: most requests that may wait, here and at the groups together.
+        charged: groups whose requests count against their tenants.
     """
 
+    queue: GlobalQueue[Waiter]
     board: GroupBoard = field(default_factory=GroupBoard)
     resting: dict[str, Member] = field(default_factory=dict)
-    queue: GlobalQueue[Waiter] = field(default_factory=GlobalQueue)
     rates: CostModel = _NOT_MEASURED
     limit: int = 0
+    charged: set[str] = field(default_factory=set)
+
+    def take_over(self, join: Join) -> None:
+        """A group has come with requests that it was given before this line was there.
+
+        One that comes again has only what it was given from here, or while it was away.
+        """
+        if join.group.group_id not in self.charged:
+            self.charged.add(join.group.group_id)
+            for part in join.under_way:
+                self.queue.take_over(part.priority, part.tenant, part.tokens)
 
     def take_groups(self, members: list[Member]) -> None:
         """Groups have come, gone, fallen asleep or woken up; these are all of the model."""

@@ -52,6 +52,18 @@ def test_answers_count_against_a_tenant_too() -> None:
     assert drain(queue) == ["b", "a"]
 
 
+def test_what_others_have_bound_counts_before_anybody_asks() -> None:
+    queue = Queue(since=5.0)
+    queue.take_over(0, "a", 15)
+    queue.take_over(1, "b", 1000)
+    for number in range(3):
+        queue.push(asking(f"a{number}", tenant="a", at=number))
+        queue.push(asking(f"b{number}", tenant="b", at=number))
+    queue.push(asking("new", tenant="c", at=5.0))
+    # Of those who waited elsewhere each tenant has its due; a newcomer saves nothing up.
+    assert drain(queue) == ["b0", "new", "b1", "a0", "b2", "a1", "a2"]
+
+
 def test_a_full_queue_sheds_the_youngest_of_the_largest_tenant_of_the_least_urgent() -> None:
     waiting = [
         asking("x", priority=3, tenant="a"),

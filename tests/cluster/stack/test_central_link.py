@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.scheduler.request import RequestSpec
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
+from blockyard.scheduler.under_way import UnderWay
 from blockyard.workers.description import ModelDescription
 
 pytestmark = pytest.mark.timeout(30)
@@ -133,6 +135,24 @@ async def test_an_engine_that_drains_says_so_when_it_joins_again(central: Centra
     await call.close()
     call = await central.calls.get()
     assert await call.receive() == Join(IDENTITY, central.server.ledger(), True)
+
+
+async def test_an_engine_tells_what_each_tenant_has_under_way(central: Central) -> None:
+    call = await central.calls.get()
+    asked: tuple[tuple[str, int, int, dict[str, Any]], ...] = (
+        ("a0", 2, 0, {"tenant": "a"}), ("a1", 5, 0, {"tenant": "a", "num_choices": 2}),
+        ("a2", 3, 1, {"tenant": "a"}), ("b", 1, 0, {"tenant": "b"}), ("gone", 9, 0, {}),
+    )  # fmt: skip
+    for name, tokens, priority, told in asked:
+        prompt = tuple(range(1, tokens + 1))
+        central.server.engine.submit(
+            RequestSpec(name, prompt, SamplingParams(max_tokens=3), priority, **told)
+        )
+    central.server.engine.abort("gone")
+    await call.close()
+    join = await (await central.calls.get()).receive()
+    assert isinstance(join, Join)
+    assert set(join.under_way) == {UnderWay(0, "a", 7), UnderWay(1, "a", 3), UnderWay(0, "b", 1)}
 
 
 async def test_nothing_that_the_search_raises_ends_the_link(central: Central) -> None:

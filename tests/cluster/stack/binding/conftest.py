@@ -20,6 +20,7 @@ from blockyard.cluster.messages import (
 from blockyard.cluster.wire import Codec, Connection, connect
 from blockyard.scheduler.group_board import LEAST_LEAD
 from blockyard.scheduler.ledger import BlockCounts, GroupLedger, RequestCounts, SlotCounts
+from blockyard.scheduler.under_way import UnderWay
 from blockyard.workers.description import ModelDescription
 
 MODEL = ModelDescription("small", "/nowhere", "Witness", 64, 99, ())
@@ -72,12 +73,19 @@ class World:
         await peer.receive()
         return peer
 
-    async def group(self, name: str, ledger: GroupLedger | None = None, **told: Any) -> Peer:
+    async def group(
+        self,
+        name: str,
+        ledger: GroupLedger | None = None,
+        under_way: tuple[UnderWay, ...] = (),
+        **told: Any,
+    ) -> Peer:
         told = {"places": PLACES, "max_waiting": 100, **told}
         identity = GroupIdentity(name, MODEL, "cpu", "int64", 4, "127.0.0.1", 1, b"", **told)
         peer = await self.dial()
-        peer.post(Join(identity, ledger or books(), False))
-        while name not in self.central.group_ids:
+        before = self.central._members.get(name)
+        peer.post(Join(identity, ledger or books(), False, under_way=under_way))
+        while self.central._members.get(name) is before:
             await asyncio.sleep(0.001)
         return peer
 

@@ -15,6 +15,7 @@ from blockyard.scheduler.cost_model import CostModel
 from blockyard.scheduler.group_board import LEAST_LEAD
 from blockyard.scheduler.request import RefusalCode
 from blockyard.scheduler.standing import Standing, Waiting
+from blockyard.scheduler.under_way import UnderWay
 from blockyard.workers.description import ModelDescription
 
 pytestmark = pytest.mark.timeout(30)
@@ -70,6 +71,27 @@ async def test_the_urgent_go_first_then_tenants_in_turn_by_what_they_had(world: 
     assert order == ["urgent", "b0", "a0", "b1", "a1"]
     counts = world.central.books().waiting
     assert (counts.queued, counts.bound, counts.bound_late) == (0, LEAST_LEAD + 5, 5)
+
+
+async def test_what_was_under_way_before_counts_once_for_each_group_that_had_it(
+    world: Any,
+) -> None:
+    had = (UnderWay(0, "a", 3), UnderWay(0, "b", 1), UnderWay(1, "b", 1000))
+    await world.group("there", under_way=had)
+    await world.group("late", under_way=(UnderWay(0, "a", 6),))
+    # It comes again, and tells the same: who bound it is still here.
+    group, ingress = await world.group("there", under_way=had), await world.ingress()
+    await world.fill(ingress, 2 * LEAST_LEAD)
+    asked = {}
+    for number in range(8):
+        tenant = "ab"[number // 4]
+        assert isinstance(await world.ask(ingress, tenant=tenant, waited=1.0), Queued)
+        asked[world.tickets] = tenant
+    order = ""
+    for _ in range(8):
+        group.post(LedgerPush(world.books(waiting=LEAST_LEAD - 1), False))
+        order += asked[(await world.told(ingress)).ticket]
+    assert order == "bb" + "abab" + "aa"  # from 9 and 1 on, by 4 each
 
 
 async def test_who_is_more_urgent_than_all_that_wait_is_not_kept_for_the_next_books(
