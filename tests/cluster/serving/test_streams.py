@@ -76,6 +76,8 @@ async def test_64_streams_get_the_right_text_while_the_books_add_up(
         printed: dict[str, Any] = json.loads(await server.command("ledger", "--json"))
         return printed
 
+    # Runs until the command has looked: the others may be done before it has started.
+    held = asyncio.create_task(answer_of(client, request_for(PROMPTS[0], 2000)))
     watcher = asyncio.create_task(watch())
     command = asyncio.create_task(look_by_command())
     together = await asyncio.gather(
@@ -84,6 +86,7 @@ async def test_64_streams_get_the_right_text_while_the_books_add_up(
     done.set()
     await watcher
     printed = await command
+    held.cancel()
 
     wrong = [
         (PROMPTS[number // COPIES], answer.text, alone[number // COPIES].text)
