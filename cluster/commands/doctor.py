@@ -40,10 +40,11 @@ def examine() -> list[Finding]:
     import torch
 
     from blockyard.workers.catalog import DEFAULT_MODEL, default_cache_dir
-    from blockyard.workers.cpu.compiler import NEEDED_FEATURES, processor_features
+    from blockyard.workers.cpu.compiler import INSTRUCTION_SETS, processor_features
 
     cores = len(os.sched_getaffinity(0))
-    has = sorted(NEEDED_FEATURES & processor_features())
+    features = processor_features()
+    has = [one.name for one in INSTRUCTION_SETS if features >= one.features]
     model = default_cache_dir() / DEFAULT_MODEL
     return [
         Finding("Python", platform.python_version()),
@@ -75,11 +76,11 @@ def _cpu_path() -> Finding:
     from blockyard.workers.cpu.library import load_library
 
     try:
-        load_library()
+        instructions = load_library().instructions
         path = build_library()
     except NativeUnavailable as error:
         return Finding("on the CPU", "plain torch, which is several times slower", str(error))
-    return Finding("on the CPU", f"native code ({path})")
+    return Finding("on the CPU", f"native code for {instructions} ({path})")
 
 
 def _gpu() -> Finding:

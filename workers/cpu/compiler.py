@@ -1,7 +1,8 @@
 """Builds the C++ of `native/` on the machine that runs it, once, into a cache.
 
-A library is named by a hash of its sources, its flags, the compiler and the processor's features,
-so that one built elsewhere or earlier is never loaded by mistake. Does not know what is in it.
+The same sources are compiled for the widest instructions that the processor has. A library is named
+by a hash of its sources, its flags, the compiler and the processor's features, so that one built
+elsewhere or earlier is never loaded by mistake. Does not know what is in it.
 """
 
 import fcntl
@@ -11,31 +12,57 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from blockyard.cuda.compiler import default_cache_dir
 
 __all__ = [
+    "INSTRUCTIONS_VARIABLE",
+    "INSTRUCTION_SETS",
     "Compiler",
+    "InstructionSet",
     "NativeUnavailable",
     "build_library",
+    "choose_instructions",
     "find_compiler",
     "processor_features",
 ]
 
 SOURCES = Path(__file__).parent / "native"
-NEEDED_FEATURES = frozenset({"avx2", "fma", "f16c"})
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = (
-    *("-std=c++20", "-O3", "-mavx2", "-mfma", "-mf16c", "-mtune=native"),
+    *("-std=c++20", "-O3", "-mtune=native"),
     *("-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
 )
+INSTRUCTIONS_VARIABLE = "BLOCKYARD_CPU_INSTRUCTIONS"
 _MOST_BUILD_SECONDS = 600
 
 
 class NativeUnavailable(Exception):
     """There is no native code on this machine; the message says why and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """What native code is compiled for. `features` it needs as Linux names them."""
+
+    name: str
+    features: frozenset[str]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What has a compiler use it."""
+        return tuple(f"-m{feature}" for feature in sorted(self.features))
+
+
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+INSTRUCTION_SETS = (
+    InstructionSet("avx512", _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}),
+    InstructionSet("avx2", _AVX2),
+)
+"""From the fastest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +101,44 @@ def find_compiler() -> Compiler:
     raise NativeUnavailable(f"no C++ compiler ({tried}); install one (Debian, Ubuntu: g++)")
 
 
-def build_library(cache_dir: Path | None = None, sources: Path = SOURCES) -> Path:
+def choose_instructions(name: str | None = None) -> InstructionSet:
+    """The instruction set `name`, else the one that the environment names, else the fastest here.
+
+    Raises:
+        NativeUnavailable: the processor lacks something, or there is none of that name.
+    """
+    wanted = name or os.environ.get(INSTRUCTIONS_VARIABLE)
+    known = [one for one in INSTRUCTION_SETS if wanted in (None, "", one.name)]
+    if not known:
+        names = ", ".join(one.name for one in INSTRUCTION_SETS)
+        raise NativeUnavailable(f"no native code is written for {wanted}, but for {names}")
+    features = processor_features() if platform.machine() in ("x86_64", "AMD64") else frozenset()
+    for one in known:
+        if features >= one.features:
+            return one
+    lacking = ", ".join(sorted(known[-1].features - features))
+    raise NativeUnavailable(f"this processor ({platform.machine()}) lacks {lacking}")
+
+
+def build_library(
+    cache_dir: Path | None = None,
+    sources: Path = SOURCES,
+    instructions: InstructionSet | None = None,
+) -> Path:
     """The library, from the cache or built now; another process that builds it is waited for.
 
     Args:
         cache_dir: where libraries are kept; None means the default.
         sources: folder of `library.cpp` and what it includes.
+        instructions: that it is compiled for; None means those of `choose_instructions`.
 
     Raises:
         NativeUnavailable: the processor lacks something, or there is no compiler, or it fails.
     """
-    features = processor_features()
-    if platform.machine() not in ("x86_64", "AMD64") or not features >= NEEDED_FEATURES:
-        lacking = ", ".join(sorted(NEEDED_FEATURES - features))
-        raise NativeUnavailable(f"this processor ({platform.machine()}) lacks {lacking}")
+    instructions = instructions or choose_instructions()
+    flags = (*FLAGS, *instructions.flags)
     folder = cache_dir if cache_dir is not None else default_cache_dir()
-    stem = f"cpu-{_fingerprint(sources, features)}"
+    stem = f"cpu-{_fingerprint(sources, flags)}"
     try:
         compiler = find_compiler()
     except NativeUnavailable:
@@ -107,16 +156,16 @@ def build_library(cache_dir: Path | None = None, sources: Path = SOURCES) -> Pat
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not library.is_file():
-                _compile(compiler, sources, library)
+                _compile(compiler, flags, sources, library)
     except OSError as error:
         raise NativeUnavailable(f"{folder} cannot be written to: {error}") from error
     return library
 
 
-def _compile(compiler: Compiler, sources: Path, library: Path) -> None:
+def _compile(compiler: Compiler, flags: Sequence[str], sources: Path, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         built = Path(scratch) / library.name
-        command = [compiler.path, *FLAGS, str(sources / "library.cpp"), "-o", str(built)]
+        command = [compiler.path, *flags, str(sources / "library.cpp"), "-o", str(built)]
         try:
             ran = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=_MOST_BUILD_SECONDS
@@ -132,10 +181,10 @@ def _compile(compiler: Compiler, sources: Path, library: Path) -> None:
         os.replace(built, library)
 
 
-def _fingerprint(sources: Path, features: frozenset[str]) -> str:
+def _fingerprint(sources: Path, flags: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for path in sorted(sources.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    for part in (*FLAGS, *sorted(features)):
+    for part in (*flags, *sorted(processor_features())):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:24]

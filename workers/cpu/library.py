@@ -6,13 +6,13 @@ Knows the border, not what is computed behind it.
 
 import ctypes
 import weakref
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
 import torch
 
-from blockyard.workers.cpu.compiler import NativeUnavailable, build_library
+from blockyard.workers.cpu.compiler import NativeUnavailable, build_library, choose_instructions
 
 __all__ = [
     "NUMBERS",
@@ -30,7 +30,7 @@ __all__ = [
     "native_step",
 ]
 
-VERSION = 7
+VERSION = 8
 """Of the signatures below; `by_version` in `native/library.cpp` says the same."""
 
 NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -155,7 +155,7 @@ _Layer, _Step = POINTER(NativeLayer), POINTER(NativeStep)
 _Form, _Rotary = POINTER(NativeForm), POINTER(NativeRotary)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "by_version": (c_int32, ()),
-    "by_supported": (c_int32, ()),
+    "by_instructions": (c_char_p, ()),
     "by_advise_large_pages": (None, (c_void_p, c_int64)),
     "by_pool_new": (c_void_p, (c_int32,)),
     "by_pool_free": (None, (c_void_p,)),
@@ -216,6 +216,10 @@ class NativeLibrary:
     Args:
         path: the shared object.
 
+    Attributes:
+        call: the functions.
+        instructions: name of the set that they were compiled for.
+
     Raises:
         NativeUnavailable: it cannot be loaded, or was built from other signatures.
     """
@@ -231,6 +235,7 @@ class NativeLibrary:
         if loaded.by_version() != VERSION:
             raise NativeUnavailable(f"{path} has version {loaded.by_version()}, not {VERSION}")
         self.call = loaded
+        self.instructions: str = loaded.by_instructions().decode()
 
     def pool(self, threads: int) -> "NativePool":
         """A pool of `threads` threads, the caller's own among them."""
@@ -256,13 +261,16 @@ class NativePool:
 
 
 @cache
-def load_library() -> NativeLibrary:
+def load_library(instructions: str | None = None) -> NativeLibrary:
     """The library of this machine, built if need be.
+
+    Args:
+        instructions: name of the set it uses; None means what `choose_instructions` chooses.
 
     Raises:
         NativeUnavailable: with the reason.
     """
-    return NativeLibrary(str(build_library()))
+    return NativeLibrary(str(build_library(instructions=choose_instructions(instructions))))
 
 
 def native_step(

@@ -1,4 +1,4 @@
-"""The native library, built once, and steps over pools whose unused slots hold NaN."""
+"""The native library for each instruction set, and steps over pools whose unused slots hold NaN."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from blockyard.cuda.backend import AttentionBatch, LayerKV
-from blockyard.workers.cpu.compiler import NativeUnavailable
+from blockyard.workers.cpu.compiler import INSTRUCTION_SETS, NativeUnavailable
 from blockyard.workers.cpu.library import NativePool, load_library
 
 
-@pytest.fixture(scope="session")
-def native_pool() -> NativePool:
+@pytest.fixture(scope="session", params=[one.name for one in INSTRUCTION_SETS])
+def native_pool(request: pytest.FixtureRequest) -> NativePool:
+    """Two threads; once for every instruction set that this processor has."""
     try:
-        return load_library().pool(2)
+        return load_library(request.param).pool(2)
     except NativeUnavailable as error:
         pytest.skip(f"no native code here: {error}")
 

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from blockyard.workers.cpu import compiler
-from blockyard.workers.cpu.compiler import NativeUnavailable, build_library, find_compiler
+from blockyard.workers.cpu.compiler import (
+    INSTRUCTION_SETS,
+    INSTRUCTIONS_VARIABLE,
+    NativeUnavailable,
+    build_library,
+    choose_instructions,
+    find_compiler,
+)
 
 
 @pytest.fixture
@@ -16,8 +23,10 @@ def sources(tmp_path: Path) -> Path:
         find_compiler()
     except NativeUnavailable as error:
         pytest.skip(str(error))
-    if not compiler.processor_features() >= compiler.NEEDED_FEATURES:
-        pytest.skip("this processor lacks what native code is built for")
+    try:
+        choose_instructions()
+    except NativeUnavailable as error:
+        pytest.skip(str(error))
     folder = tmp_path / "native"
     folder.mkdir()
     (folder / "answer.hpp").write_text("constexpr int answer = 41;\n")
@@ -94,6 +103,49 @@ def test_a_processor_without_the_instructions_is_refused(
     monkeypatch.setattr(compiler, "processor_features", lambda: frozenset({"avx2", "fma"}))
     with pytest.raises(NativeUnavailable, match="lacks f16c"):
         build_library(tmp_path / "cache", sources)
+
+
+def test_the_fastest_instructions_that_the_processor_has_are_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.delenv(INSTRUCTIONS_VARIABLE, raising=False)
+    for one in INSTRUCTION_SETS:
+        monkeypatch.setattr(compiler, "processor_features", lambda one=one: one.features | {"sse"})
+        assert choose_instructions() == one
+
+
+def test_slower_instructions_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest, *_, slowest = INSTRUCTION_SETS
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(compiler, "processor_features", lambda: fastest.features)
+    monkeypatch.setenv(INSTRUCTIONS_VARIABLE, slowest.name)
+    assert choose_instructions() == slowest
+    assert choose_instructions(fastest.name) == fastest
+    monkeypatch.setenv(INSTRUCTIONS_VARIABLE, "sse9")
+    with pytest.raises(NativeUnavailable, match=f"for sse9, but for {fastest.name}"):
+        choose_instructions()
+
+
+def test_what_was_asked_for_and_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(compiler, "processor_features", lambda: INSTRUCTION_SETS[-1].features)
+    with pytest.raises(NativeUnavailable, match="lacks avx512bw"):
+        choose_instructions("avx512")
+
+
+def test_libraries_of_two_instruction_sets_lie_side_by_side(sources: Path, tmp_path: Path) -> None:
+    write_library(sources, "sizeof(answer) + AVX512")
+    (sources / "answer.hpp").write_text(
+        "#ifdef __AVX512F__\n#define AVX512 1\n#else\n#define AVX512 0\n#endif\n"
+        "constexpr int answer = 0;\n"
+    )
+    features = compiler.processor_features()
+    here = [one for one in INSTRUCTION_SETS if features >= one.features]
+    built = {one.name: build_library(tmp_path / "cache", sources, one) for one in here}
+    assert len(set(built.values())) == len(here)
+    for name, library in built.items():
+        assert ask(library) == 4 + (name != "avx2")
 
 
 def test_a_cache_that_cannot_be_written_is_named(sources: Path, tmp_path: Path) -> None:

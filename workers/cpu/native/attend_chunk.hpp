@@ -42,24 +42,6 @@ class ChunkScratch {
   int64_t size_ = 0;
 };
 
-inline void transpose8(const __m256 (&in)[8], float* out, int64_t stride) {
-  __m256 a[8], b[8];
-  for (int i = 0; i < 8; i += 2) {
-    a[i] = _mm256_unpacklo_ps(in[i], in[i + 1]);
-    a[i + 1] = _mm256_unpackhi_ps(in[i], in[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
-    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
-    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
-    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
-    store8(out + i * stride, _mm256_permute2f128_ps(b[i], b[i + 4], 0x20));
-    store8(out + (i + 4) * stride, _mm256_permute2f128_ps(b[i], b[i + 4], 0x31));
-  }
-}
-
 // Keys as panels `[8][dim][16]`, values as `[dim / 16][128][16]`; beyond `count` zeros.
 template <class T>
 inline void pack_keys_values(const HeadReader<T>& reader, int64_t first, int count, int dim,
@@ -72,26 +54,25 @@ inline void pack_keys_values(const HeadReader<T>& reader, int64_t first, int cou
       reader.apply_scales(first, count, kind, scales[kind]);
     }
   }
-  const auto load = [&](int kind, int k, int d) {
-    if (k >= count) return _mm256_setzero_ps();
-    const __m256 numbers = load8(rows[k] + d);
-    if constexpr (std::is_same_v<T, int8_t>)
-      return _mm256_mul_ps(numbers, _mm256_set1_ps(scales[kind][k]));
+  const auto take = [&](int kind, int k, int d) {
+    if (k >= count) return zero();
+    const Vector numbers = load(rows[k] + d);
+    if constexpr (std::is_same_v<T, int8_t>) return numbers * broadcast(scales[kind][k]);
     return numbers;
   };
   reader.locate(first, count, 0, rows);
   for (int k = 0; k < kChunkKeys; k += kLanes) {
     float* panel = keys + k / kPanel * dim * kPanel + k % kPanel;
     for (int d = 0; d < dim; d += kLanes) {
-      __m256 eight[kLanes];
-      for (int i = 0; i < kLanes; ++i) eight[i] = load(0, k + i, d);
-      transpose8(eight, panel + d * kPanel, kPanel);
+      Vector some[kLanes];
+      for (int i = 0; i < kLanes; ++i) some[i] = take(0, k + i, d);
+      transpose(some, panel + d * kPanel, kPanel);
     }
   }
   reader.locate(first, count, 1, rows);
   for (int k = 0; k < kChunkKeys; ++k)
     for (int d = 0; d < dim; d += kLanes)
-      store8(stored + (d / kPanel * kChunkKeys + k) * kPanel + d % kPanel, load(1, k, d));
+      store(stored + (d / kPanel * kChunkKeys + k) * kPanel + d % kPanel, take(1, k, d));
 }
 
 // Rows of the chunk: token `t`'s query head `h` is row `t * heads + h`.
@@ -102,12 +83,16 @@ struct Chunk {
   float cap;
 };
 
+// Positions, or dimensions, that a tile takes at once.
+constexpr int kWidth = kTilePanels * kPanel;
+static_assert(kChunkKeys % kWidth == 0);
+
 template <class T>
 void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch& scratch) {
   const int dim = chunk.dim, rows = chunk.tokens * chunk.heads;
   const int64_t end = chunk.start + chunk.tokens;
   float* scores = scratch.scores;
-  const auto* here = reinterpret_cast<const char*>(scores);  // nothing needs fetching
+  const Ahead here{reinterpret_cast<const char*>(scores), 0, 0};  // nothing needs fetching
   std::fill_n(scratch.values, rows * dim, 0.0f);
   // What every token has left behind may have been overwritten: a weight of 0 would not do.
   const int64_t begin = std::max<int64_t>(0, chunk.start - chunk.window + 1);
@@ -117,9 +102,9 @@ void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch&
     // The next positions' keys and values come while these are used.
     const int64_t beyond = first + kChunkKeys;
     const auto fetch_next = [&](int k) {
-      const auto next = static_cast<int>(std::min<int64_t>(kPanel, end - beyond - k));
+      const auto next = static_cast<int>(std::min<int64_t>(kWidth, end - beyond - k));
       if (next <= 0) return;
-      const T* places[kPanel];
+      const T* places[kWidth];
       for (int kind = 0; kind < 2; ++kind) {
         reader.locate(beyond + k, next, kind, places);
         for (int i = 0; i < next; ++i) fetch_head(places[i], dim);
@@ -139,18 +124,18 @@ void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch&
       const int64_t position = chunk.start + (from + end_row - 1) / chunk.heads;
       return static_cast<int>(std::min<int64_t>(count, position + 1 - first));
     };
-    // One panel stays in the first-level cache while rows pass by.
-    for (int k = 0; k < count; k += kPanel) {
+    // A tile's panels stay in the first-level cache while rows pass by.
+    for (int k = 0; k < count; k += kWidth) {
       fetch_next(k);
       for_tiles(taking, [&](auto tile_rows, int row) {
         if (k >= seen_by(row + tile_rows)) return;
-        multiply_tile<tile_rows, 16>(scratch.queries + (from + row) * dim, dim,
-                                     scratch.keys + k * dim, dim, scores + row * kChunkKeys + k,
-                                     kChunkKeys, false, here, 0);
+        multiply_tile<tile_rows, kTilePanels, true>(
+            scratch.queries + (from + row) * dim, dim, scratch.keys + k * dim, dim * kPanel, dim,
+            scores + row * kChunkKeys + k, kChunkKeys, kPanel, false);
       });
     }
     for_tiles(taking, [&](auto tile_rows, int begin_row) {
-      const int width = (seen_by(begin_row + tile_rows) + kPanel - 1) / kPanel * kPanel;
+      const int width = (seen_by(begin_row + tile_rows) + kWidth - 1) / kWidth * kWidth;
       float* own = scores + begin_row * kChunkKeys;
       for (int r = 0; r < tile_rows; ++r) {
         float* row = own + r * kChunkKeys;
@@ -167,14 +152,17 @@ void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch&
         if (kept[r] == 1.0f) continue;
         float* values = scratch.values + (from + begin_row + r) * dim;
         for (int d = 0; d < dim; d += kLanes)
-          store8(values + d, _mm256_mul_ps(load8(values + d), _mm256_set1_ps(kept[r])));
+          store(values + d, load(values + d) * broadcast(kept[r]));
       }
     });
-    for (int d = 0; d < dim; d += kPanel)
-      for_tiles(taking, [&](auto tile_rows, int row) {
-        multiply_tile<tile_rows>(scores + row * kChunkKeys, kChunkKeys,
-                                 scratch.stored + d * kChunkKeys, seen_by(row + tile_rows),
-                                 scratch.values + (from + row) * dim + d, dim, true, here, 0);
+    for (int d = 0; d < dim; d += kWidth)
+      with_count<kTilePanels>(std::min(kWidth, dim - d) / kPanel, [&](auto panels) {
+        for_tiles(taking, [&](auto tile_rows, int row) {
+          multiply_tile<tile_rows, panels>(
+              scores + row * kChunkKeys, kChunkKeys, scratch.stored + d * kChunkKeys,
+              kChunkKeys * kPanel, seen_by(row + tile_rows),
+              scratch.values + (from + row) * dim + d, dim, kPanel, true, here);
+        });
       });
   }
 }

@@ -9,6 +9,7 @@
 namespace blockyard {
 
 constexpr int kKeys = 64;  // positions whose scores are held at once
+constexpr int kMostSums = kRegisters * 3 / 4;  // registers; the others hold what is added
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 // Scores are in units of ln(2), so that a weight is a power of 2.
@@ -34,41 +35,41 @@ struct Softmax {
   }
 };
 
-// Turns scores of some rows, `count` of each, a multiple of 16, into weights; `kept` gets the
+// Turns scores of some rows, `count` of each, a multiple of two vectors, into weights; `kept` gets the
 // factors of earlier weights. Rows go side by side: each waits for its maximum and for its sum.
 template <int Rows>
 inline void take_rows(Softmax* softmax, float* scores, int64_t stride, int count, float* kept) {
-  __m256 highest[Rows];
-#pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) highest[r] = load8(scores + r * stride);
+  Vector highest[Rows];
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) highest[r] = load(scores + r * stride);
   for (int i = kLanes; i < count; i += kLanes)
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r)
-      highest[r] = _mm256_max_ps(highest[r], load8(scores + r * stride + i));
-  alignas(32) float shifts[Rows], sums[Rows];
-#pragma GCC unroll 6
+      highest[r] = greatest(highest[r], load(scores + r * stride + i));
+  float shifts[Rows], sums[Rows];
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
-    const float next = std::max(softmax[r].most, max8(highest[r]));
+    const float next = std::max(softmax[r].most, greatest_lane(highest[r]));
     kept[r] = next == softmax[r].most ? 1.0f : std::exp2(softmax[r].most - next);
     softmax[r].most = next;
     shifts[r] = next == kNever ? 0.0f : next;  // of nothing but -inf all weights are 0
   }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
     float* row = scores + r * stride;
-    const __m256 shift = _mm256_set1_ps(shifts[r]);
-    __m256 total = _mm256_setzero_ps(), other = _mm256_setzero_ps();
+    const Vector shift = broadcast(shifts[r]);
+    Vector total = zero(), other = zero();
     for (int i = 0; i < count; i += 2 * kLanes) {
-      const __m256 weight = exp2_8(_mm256_sub_ps(load8(row + i), shift));
-      const __m256 next_weight = exp2_8(_mm256_sub_ps(load8(row + i + kLanes), shift));
-      store8(row + i, weight);
-      store8(row + i + kLanes, next_weight);
-      total = _mm256_add_ps(total, weight);
-      other = _mm256_add_ps(other, next_weight);
+      const Vector weight = exp2(load(row + i) - shift);
+      const Vector next_weight = exp2(load(row + i + kLanes) - shift);
+      store(row + i, weight);
+      store(row + i + kLanes, next_weight);
+      total += weight;
+      other += next_weight;
     }
-    sums[r] = sum8(_mm256_add_ps(total, other));
+    sums[r] = sum(total + other);
   }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) softmax[r].sum = softmax[r].sum * kept[r] + sums[r];
 }
 
@@ -83,27 +84,27 @@ inline void fetch_head(const T* from, int dim) {
 template <class T, int Heads>
 inline void score_keys(const float* queries, const T* const* keys, const T* const* stored,
                        int count, int dim, float* scores) {
-  constexpr int kAtOnce = Heads <= 3 ? 4 : 2;
+  constexpr int kAtOnce = 4 * Heads <= kMostSums ? 4 : 2;
   for (int first = 0; first < count; first += kAtOnce) {
 #pragma GCC unroll 4
     for (int k = 0; k < kAtOnce; ++k) fetch_head(stored[first + k], dim);
-    __m256 sums[Heads][4];
+    Vector sums[Heads][4];
 #pragma GCC unroll 4
     for (int h = 0; h < Heads; ++h)
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) sums[h][k] = _mm256_setzero_ps();
+      for (int k = 0; k < 4; ++k) sums[h][k] = zero();
     for (int d = 0; d < dim; d += kLanes) {
 #pragma GCC unroll 4
       for (int k = 0; k < kAtOnce; ++k) {
-        const __m256 key = load8(keys[first + k] + d);
+        const Vector key = load(keys[first + k] + d);
 #pragma GCC unroll 4
         for (int h = 0; h < Heads; ++h)
-          sums[h][k] = _mm256_fmadd_ps(load8(queries + h * dim + d), key, sums[h][k]);
+          sums[h][k] = fma(load(queries + h * dim + d), key, sums[h][k]);
       }
     }
 #pragma GCC unroll 4
     for (int h = 0; h < Heads; ++h) {
-      const __m128 four = sum8_of_four(sums[h][0], sums[h][1], sums[h][2], sums[h][3]);
+      const __m128 four = sum_of_four(sums[h][0], sums[h][1], sums[h][2], sums[h][3]);
       if constexpr (kAtOnce == 4)
         _mm_storeu_ps(scores + h * kKeys + first, four);
       else
@@ -112,31 +113,31 @@ inline void score_keys(const float* queries, const T* const* keys, const T* cons
   }
 }
 
-// values[h] = kept[h] * values[h] + weights[h] * V, `Vectors * 8` dimensions from `d` on. On the
+// values[h] = kept[h] * values[h] + weights[h] * V, so many vectors of dimensions from `d` on. On the
 // first dimensions the keys that come next are fetched.
 template <class T, int Heads, int Vectors>
 inline void add_values(const float* weights, const T* const* stored, const T* const* ahead,
                        int count, int dim, int d, const float* kept, float* values) {
-  __m256 sums[Heads][Vectors];
+  Vector sums[Heads][Vectors];
 #pragma GCC unroll 4
   for (int h = 0; h < Heads; ++h)
 #pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v)
-      sums[h][v] = _mm256_mul_ps(load8(values + h * dim + d + v * kLanes), _mm256_set1_ps(kept[h]));
+      sums[h][v] = load(values + h * dim + d + v * kLanes) * broadcast(kept[h]);
   for (int k = 0; k < count; ++k) {
     if (d == 0) fetch_head(ahead[k], dim);
 #pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) {
-      const __m256 value = load8(stored[k] + d + v * kLanes);
+      const Vector value = load(stored[k] + d + v * kLanes);
 #pragma GCC unroll 4
       for (int h = 0; h < Heads; ++h)
-        sums[h][v] = _mm256_fmadd_ps(_mm256_broadcast_ss(weights + h * kKeys + k), value, sums[h][v]);
+        sums[h][v] = fma(broadcast(weights[h * kKeys + k]), value, sums[h][v]);
     }
   }
 #pragma GCC unroll 4
   for (int h = 0; h < Heads; ++h)
 #pragma GCC unroll 4
-    for (int v = 0; v < Vectors; ++v) store8(values + h * dim + d + v * kLanes, sums[h][v]);
+    for (int v = 0; v < Vectors; ++v) store(values + h * dim + d + v * kLanes, sums[h][v]);
 }
 
 // Where up to 64 positions are. Keys are scored several at once: what is beyond the end repeats the
@@ -174,7 +175,7 @@ void attend_token(const HeadReader<T>& reader, const float* queries, int dim, in
     take_rows<Heads>(softmax, scores, kKeys, kKeys, kept);
     if constexpr (std::is_same_v<T, int8_t>)
       for (int h = 0; h < Heads; ++h) reader.apply_scales(first, count, 1, scores + h * kKeys);
-    constexpr int kVectors = Heads <= 3 ? 4 : 2;
+    constexpr int kVectors = 4 * Heads <= kMostSums ? 4 : 2;
     int d = 0;
     for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes)
       add_values<T, Heads, kVectors>(scores, stored, ahead, count, dim, d, kept, values);

@@ -163,11 +163,11 @@ class AttentionPlan {
 
   void gather(const Piece& piece, int dim, float scale, ConstRows queries, float* to) const {
     const int sharing = heads_ / kv_heads_;
-    const __m256 scales = _mm256_set1_ps(scale);
+    const Vector scales = broadcast(scale);
     for (int token = 0; token < piece.span.count; ++token) {
       const float* from = queries.row(piece.span.row + token) + piece.kv_head * sharing * dim;
       for (int i = 0; i < sharing * dim; i += kLanes, to += kLanes)
-        store8(to, _mm256_mul_ps(load8(from + i), scales));
+        store(to, load(from + i) * scales);
     }
   }
 
@@ -185,8 +185,8 @@ class AttentionPlan {
 
   static void finish(Softmax softmax, const float* sink, const float* values, int dim, float* to) {
     const float kept = sink != nullptr ? softmax.take_sink(kLog2OfE * *sink) : 1.0f;
-    const __m256 factor = _mm256_set1_ps(kept / softmax.sum);
-    for (int d = 0; d < dim; d += kLanes) store8(to + d, _mm256_mul_ps(load8(values + d), factor));
+    const Vector factor = broadcast(kept / softmax.sum);
+    for (int d = 0; d < dim; d += kLanes) store(to + d, load(values + d) * factor);
   }
 
   template <class T>

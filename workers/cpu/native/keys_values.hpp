@@ -145,10 +145,10 @@ inline void write_tokens(ThreadPool& pool, const ByLayer& layer, const ByStep& s
 inline void rotate_head(float* head, const float* cosines, const float* sines, int half) {
   int i = 0;
   for (; i + kLanes <= half; i += kLanes) {
-    const __m256 a = load8(head + i), b = load8(head + half + i);
-    const __m256 cosine = load8(cosines + i), sine = load8(sines + i);
-    store8(head + i, _mm256_fmsub_ps(a, cosine, _mm256_mul_ps(b, sine)));
-    store8(head + half + i, _mm256_fmadd_ps(b, cosine, _mm256_mul_ps(a, sine)));
+    const Vector a = load(head + i), b = load(head + half + i);
+    const Vector cosine = load(cosines + i), sine = load(sines + i);
+    store(head + i, fnma(b, sine, a * cosine));
+    store(head + half + i, fma(b, cosine, a * sine));
   }
   for (; i < half; ++i) {
     const float a = head[i], b = head[half + i];
@@ -159,18 +159,24 @@ inline void rotate_head(float* head, const float* cosines, const float* sines, i
 
 inline void scale_row(const float* from, const float* weight, float epsilon, int64_t width,
                       float* to) {
-  __m256 squares = _mm256_setzero_ps();
+  // Several sums, or each square would wait for the last.
+  constexpr int kSums = 4;
+  Vector squares[kSums] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) {
-    const __m256 x = load8(from + i);
-    squares = _mm256_fmadd_ps(x, x, squares);
+  for (; i + kSums * kLanes <= width; i += kSums * kLanes)
+    for (int s = 0; s < kSums; ++s) {
+      const Vector x = load(from + i + s * kLanes);
+      squares[s] = fma(x, x, squares[s]);
+    }
+  for (; i < width; i += kLanes) {
+    const Vector x = load_first(from + i, static_cast<int>(width - i));
+    squares[0] = fma(x, x, squares[0]);
   }
-  float sum = sum8(squares);
-  for (int64_t j = i; j < width; ++j) sum += from[j] * from[j];
-  const float scale = 1.0f / std::sqrt(sum / static_cast<float>(width) + epsilon);
-  const __m256 scales = _mm256_set1_ps(scale);
+  const float all = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+  const float scale = 1.0f / std::sqrt(all / static_cast<float>(width) + epsilon);
+  const Vector scales = broadcast(scale);
   for (i = 0; i + kLanes <= width; i += kLanes)
-    store8(to + i, _mm256_mul_ps(load8(weight + i), _mm256_mul_ps(load8(from + i), scales)));
+    store(to + i, load(weight + i) * (load(from + i) * scales));
   for (; i < width; ++i) to[i] = weight[i] * (from[i] * scale);
 }
 

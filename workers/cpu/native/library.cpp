@@ -9,12 +9,10 @@ using namespace blockyard;
 extern "C" {
 
 // Raised when a signature below changes, so that a library of another time is not called.
-int32_t by_version() { return 7; }
+int32_t by_version() { return 8; }
 
-int32_t by_supported() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
-}
+// The instruction set that it was compiled for.
+const char* by_instructions() { return kInstructions; }
 
 // Asks for large pages where whole ones fit: what is read from end to end then misses fewer
 // translations. A system that has none to give leaves all as it is.

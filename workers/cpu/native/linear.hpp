@@ -8,7 +8,7 @@
 namespace blockyard {
 
 // Rows handled at once: their inputs stay in the second-level cache while panels pass by.
-constexpr int kMostRows = 96;
+constexpr int kMostRows = kRegisters == 32 ? 192 : 96;
 // Panels whose sums are kept at once.
 constexpr int kMostPanels = 8;
 // Bytes of weights that a thread claims at once where few rows read them.
@@ -16,7 +16,7 @@ constexpr int64_t kLeastStream = 64 * 1024;
 
 struct alignas(64) LinearScratch {
   float sums[kMostPanels][kMostRows * kPanel];
-  float wide[kStretch * kPanel];
+  float wide[kTilePanels * kStretch * kPanel];
 };
 
 inline LinearScratch& linear_scratch() {
@@ -53,7 +53,7 @@ void for_pieces(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_
   // A chunk is long enough to make claiming it cheap and its memory one stream, and there are
   // enough of them for a late thread to cost little.
   const int wanted = std::max(1, 12 * pool.threads() / blocks);
-  const int64_t stream = rows <= kTileRows ? kLeastStream / (Width * layer.panel_bytes()) : 1;
+  const int64_t stream = rows <= kDirectRows ? kLeastStream / (Width * layer.panel_bytes()) : 1;
   const int most = units / (2 * pool.threads());
   const int size = std::max({1, units / wanted, static_cast<int>(std::min<int64_t>(stream, most))});
   const int pieces = (units + size - 1) / size;
@@ -70,8 +70,9 @@ void for_pieces(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_
       for (int unit = begin; unit < end; unit += kUnits) {
         const int taking = std::min(kUnits, end - unit);
         const int64_t panel = int64_t{unit} * Width;
-        multiply_panels(reader, inputs.row(first), inputs.stride, count, layer, panel,
-                        taking * Width, scratch.sums[0], kMostRows * kPanel, scratch.wide);
+        multiply_panels<decltype(reader)>(inputs.row(first), inputs.stride, count, layer, panel,
+                                          taking * Width, scratch.sums[0], kMostRows * kPanel,
+                                          scratch.wide);
         for (int i = 0; i < taking; ++i)
           finish(scratch.sums + i * Width, first, count, panel + i * Width);
       }
@@ -86,23 +87,13 @@ inline void linear(ThreadPool& pool, const Weights& layer, const float* bias, Co
   for_pieces<1>(pool, layer, inputs, rows,
                 [&](const auto* found, int64_t first, int count, int64_t panel) {
     const int64_t column = panel * kPanel;
-    __m256 bias_a = _mm256_setzero_ps(), bias_b = _mm256_setzero_ps();
-    if (bias != nullptr) {
-      bias_a = load8(bias + column);
-      bias_b = load8(bias + column + kLanes);
-    }
+    const Columns biases = bias != nullptr ? load_columns(bias + column) : zero_columns();
     for (int row = 0; row < count; ++row) {
-      const float* sums = found[0] + row * kPanel;
       float* to = outputs.row(first + row) + column;
-      __m256 a = _mm256_add_ps(load8(sums), bias_a);
-      __m256 b = _mm256_add_ps(load8(sums + kLanes), bias_b);
-      if (adapters != nullptr) adapters->add(first + row, panel, a, b);
-      if (add) {
-        a = _mm256_add_ps(a, load8(to));
-        b = _mm256_add_ps(b, load8(to + kLanes));
-      }
-      store8(to, a);
-      store8(to + kLanes, b);
+      Columns sums = load_columns(found[0] + row * kPanel) + biases;
+      if (adapters != nullptr) adapters->add(first + row, panel, sums);
+      if (add) sums = sums + load_columns(to);
+      store(to, sums);
     }
   });
 }
@@ -113,17 +104,13 @@ inline void gated_linear(ThreadPool& pool, const Weights& layer, ConstRows input
   for_pieces<2>(pool, layer, inputs, rows,
                 [&](const auto* found, int64_t first, int count, int64_t panel) {
     for (int row = 0; row < count; ++row) {
-      const float* gate = found[0] + row * kPanel;
-      const float* up = found[1] + row * kPanel;
-      __m256 gate_a = load8(gate), gate_b = load8(gate + kLanes);
-      __m256 up_a = load8(up), up_b = load8(up + kLanes);
+      Columns gate = load_columns(found[0] + row * kPanel);
+      Columns up = load_columns(found[1] + row * kPanel);
       if (adapters != nullptr) {
-        adapters->add(first + row, panel, gate_a, gate_b);
-        adapters->add(first + row, panel + 1, up_a, up_b);
+        adapters->add(first + row, panel, gate);
+        adapters->add(first + row, panel + 1, up);
       }
-      float* to = outputs.row(first + row) + panel / 2 * kPanel;
-      store8(to, _mm256_mul_ps(silu8(gate_a), up_a));
-      store8(to + kLanes, _mm256_mul_ps(silu8(gate_b), up_b));
+      store(outputs.row(first + row) + panel / 2 * kPanel, silu(gate) * up);
     }
   });
 }

@@ -74,7 +74,7 @@ class LowRank {
   }
 
   // Adds the second product to the sums of one row and panel.
-  void add(int64_t row, int64_t panel, __m256& a, __m256& b) const {
+  void add(int64_t row, int64_t panel, Columns& sums) const {
     const int32_t slot = slots_[static_cast<size_t>(row)];
     if (slot < 0) return;
     const auto count = static_cast<int64_t>(parts_.size());
@@ -94,31 +94,21 @@ class LowRank {
     const int rank = part.linear.ranks[slot];
     const auto left = static_cast<int>(std::min<int64_t>(outputs - column, kPanel));
     if (left == kPanel) {
-      // Two sums for each half, or each product would wait for the one before.
-      __m256 c = _mm256_setzero_ps(), d = _mm256_setzero_ps();
+      // Two sums, or each product would wait for the one before.
+      Columns others = zero_columns();
       int r = 0;
       for (; r + 1 < rank; r += 2, up += 2 * outputs) {
-        const __m256 x = _mm256_broadcast_ss(narrow + r), y = _mm256_broadcast_ss(narrow + r + 1);
-        a = _mm256_fmadd_ps(x, load8(up), a);
-        b = _mm256_fmadd_ps(x, load8(up + kLanes), b);
-        c = _mm256_fmadd_ps(y, load8(up + outputs), c);
-        d = _mm256_fmadd_ps(y, load8(up + outputs + kLanes), d);
+        sums = fma(broadcast(narrow[r]), load_columns(up), sums);
+        others = fma(broadcast(narrow[r + 1]), load_columns(up + outputs), others);
       }
-      if (r < rank) {
-        const __m256 x = _mm256_broadcast_ss(narrow + r);
-        a = _mm256_fmadd_ps(x, load8(up), a);
-        b = _mm256_fmadd_ps(x, load8(up + kLanes), b);
-      }
-      a = _mm256_add_ps(a, c);
-      b = _mm256_add_ps(b, d);
+      if (r < rank) sums = fma(broadcast(narrow[r]), load_columns(up), sums);
+      sums = sums + others;
       return;
     }
-    const __m256i low = first_lanes(left), high = first_lanes(left - kLanes);
-    for (int r = 0; r < rank; ++r, up += outputs) {
-      const __m256 x = _mm256_broadcast_ss(narrow + r);
-      a = _mm256_fmadd_ps(x, _mm256_maskload_ps(up, low), a);
-      b = _mm256_fmadd_ps(x, _mm256_maskload_ps(up + kLanes, high), b);
-    }
+    for (int r = 0; r < rank; ++r, up += outputs)
+      for (int p = 0; p < kParts; ++p)
+        sums.parts[p] = fma(broadcast(narrow[r]), load_first(up + p * kLanes, left - p * kLanes),
+                            sums.parts[p]);
   }
 
  private:
@@ -136,10 +126,6 @@ class LowRank {
     int32_t slot;
     int64_t begin, end;
   };
-
-  static __m256i first_lanes(int count) {
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-  }
 
   void sort_rows() {
     order_.clear();
@@ -186,33 +172,31 @@ class LowRank {
   template <int Rows>
   static void multiply_rows(const float* const* rows, const float* const* down, int64_t inputs,
                             float* const* to) {
-    __m256 sums[Rows][kRanks];
+    Vector sums[Rows][kRanks];
 #pragma GCC unroll 2
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-      for (int j = 0; j < kRanks; ++j) sums[r][j] = _mm256_setzero_ps();
+      for (int j = 0; j < kRanks; ++j) sums[r][j] = zero();
     const int64_t whole = inputs / kLanes * kLanes;
     for (int64_t i = 0; i < whole; i += kLanes) {
-      __m256 x[Rows];
+      Vector x[Rows];
 #pragma GCC unroll 2
-      for (int r = 0; r < Rows; ++r) x[r] = load8(rows[r] + i);
+      for (int r = 0; r < Rows; ++r) x[r] = load(rows[r] + i);
 #pragma GCC unroll 4
       for (int j = 0; j < kRanks; ++j) {
-        const __m256 w = load8(down[j] + i);
+        const Vector w = load(down[j] + i);
 #pragma GCC unroll 2
-        for (int r = 0; r < Rows; ++r) sums[r][j] = _mm256_fmadd_ps(x[r], w, sums[r][j]);
+        for (int r = 0; r < Rows; ++r) sums[r][j] = fma(x[r], w, sums[r][j]);
       }
     }
-    if (whole < inputs) {
-      const __m256i lanes = first_lanes(static_cast<int>(inputs - whole));
-      for (int r = 0; r < Rows; ++r)
-        for (int j = 0; j < kRanks; ++j)
-          sums[r][j] = _mm256_fmadd_ps(_mm256_maskload_ps(rows[r] + whole, lanes),
-                                       _mm256_maskload_ps(down[j] + whole, lanes), sums[r][j]);
-    }
+    const auto left = static_cast<int>(inputs - whole);
+    for (int r = 0; left > 0 && r < Rows; ++r)
+      for (int j = 0; j < kRanks; ++j)
+        sums[r][j] = fma(load_first(rows[r] + whole, left), load_first(down[j] + whole, left),
+                         sums[r][j]);
 #pragma GCC unroll 2
     for (int r = 0; r < Rows; ++r)
-      _mm_storeu_ps(to[r], sum8_of_four(sums[r][0], sums[r][1], sums[r][2], sums[r][3]));
+      _mm_storeu_ps(to[r], sum_of_four(sums[r][0], sums[r][1], sums[r][2], sums[r][3]));
   }
 
   std::vector<int32_t> slots_;   // of each row

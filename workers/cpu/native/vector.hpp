@@ -1,29 +1,62 @@
-// Eight floats at a time: loads from every storage type, sums, exponentials. AVX2, FMA and F16C.
+// As many floats as a register holds, in one of two instruction sets, and what is made of their
+// operations: exponentials, and the sixteen columns of a panel of weights.
+//
+// Kernels are written once, in these terms. Plain arithmetic on vectors is done by operators.
 #pragma once
 
-#include <immintrin.h>
-
-#include <cstdint>
 #include <cstring>
+
+#ifdef __AVX512F__
+#include "vector_avx512.hpp"
+#else
+#include "vector_avx2.hpp"
+#endif
 
 namespace blockyard {
 
-using Bfloat16 = uint16_t;
-constexpr int kLanes = 8;
+constexpr int kPanel = 16;                 // columns of a panel
+constexpr int kParts = kPanel / kLanes;    // vectors that hold them
 
-inline __m256 load8(const float* from) { return _mm256_loadu_ps(from); }
+// One number for each column of a panel.
+struct Columns {
+  Vector parts[kParts];
+};
 
-inline __m256 load8(const Bfloat16* from) {
-  const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+inline Columns zero_columns() {
+  Columns columns;
+  for (Vector& part : columns.parts) part = zero();
+  return columns;
 }
 
-inline __m256 load8(const int8_t* from) {
-  const __m128i raw = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw));
+inline Columns load_columns(const float* from) {
+  Columns columns;
+  for (int p = 0; p < kParts; ++p) columns.parts[p] = load(from + p * kLanes);
+  return columns;
 }
 
-inline void store8(float* to, __m256 values) { _mm256_storeu_ps(to, values); }
+inline void store(float* to, const Columns& columns) {
+  for (int p = 0; p < kParts; ++p) store(to + p * kLanes, columns.parts[p]);
+}
+
+inline Columns operator+(Columns a, const Columns& b) {
+  for (int p = 0; p < kParts; ++p) a.parts[p] += b.parts[p];
+  return a;
+}
+
+inline Columns operator*(Columns a, const Columns& b) {
+  for (int p = 0; p < kParts; ++p) a.parts[p] *= b.parts[p];
+  return a;
+}
+
+inline Columns fma(const Columns& a, const Columns& b, Columns c) {
+  for (int p = 0; p < kParts; ++p) c.parts[p] = fma(a.parts[p], b.parts[p], c.parts[p]);
+  return c;
+}
+
+inline Columns fma(Vector a, const Columns& b, Columns c) {
+  for (int p = 0; p < kParts; ++p) c.parts[p] = fma(a, b.parts[p], c.parts[p]);
+  return c;
+}
 
 // Rounds to the nearest, ties to even; a NaN stays one.
 inline Bfloat16 to_bfloat16(float value) {
@@ -40,73 +73,53 @@ inline float to_float(Bfloat16 value) {
   return result;
 }
 
-inline float sum8(__m256 values) {
-  __m128 half = _mm_add_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));
-  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
-}
-
-inline float max8(__m256 values) {
-  __m128 half = _mm_max_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));
-  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
-  return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
-}
-
-// The sums of four vectors.
-inline __m128 sum8_of_four(__m256 a, __m256 b, __m256 c, __m256 d) {
-  const __m256 both = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-  return _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
-}
+// Added to this number, x loses its fraction; the lowest bits of the sum are the whole part.
+constexpr float kRounder = 12582912.0f;
 
 // e^x to about 2 units in the last place: 2^n times a polynomial of degree 6 on +-ln(2)/2
 // (coefficients of Cephes' expf). Below -87.3 it is 0, so that a score of -inf weighs nothing.
-inline __m256 exp8(__m256 x) {
-  const __m256 lowest = _mm256_set1_ps(-87.33f);
-  const __m256 vanishes = _mm256_cmp_ps(x, lowest, _CMP_LT_OQ);
+inline Vector exp(Vector x) {
+  const Vector lowest = broadcast(-87.33f), rounder = broadcast(kRounder), given = x;
   // In this order of operands a NaN stays one.
-  x = _mm256_min_ps(_mm256_set1_ps(88.37f), _mm256_max_ps(lowest, x));
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
-                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
-  x = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), x);
-  __m256 y = _mm256_set1_ps(1.9875691500e-4f);
-  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.3981999507e-3f));
-  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(8.3334519073e-3f));
-  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(4.1665795894e-2f));
-  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.6666665459e-1f));
-  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(5.0000001201e-1f));
-  y = _mm256_fmadd_ps(y, _mm256_mul_ps(x, x), _mm256_add_ps(x, _mm256_set1_ps(1.0f)));
-  const __m256i exponent = _mm256_slli_epi32(
-      _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-  return _mm256_andnot_ps(vanishes, _mm256_mul_ps(y, _mm256_castsi256_ps(exponent)));
+  x = least(broadcast(88.37f), greatest(lowest, x));
+  const Vector shifted = fma(x, broadcast(1.44269504f), rounder);
+  const Vector n = shifted - rounder;
+  x = fnma(n, broadcast(0.693359375f), x);
+  x = fnma(n, broadcast(-2.12194440e-4f), x);
+  Vector y = broadcast(1.9875691500e-4f);
+  y = fma(y, x, broadcast(1.3981999507e-3f));
+  y = fma(y, x, broadcast(8.3334519073e-3f));
+  y = fma(y, x, broadcast(4.1665795894e-2f));
+  y = fma(y, x, broadcast(1.6666665459e-1f));
+  y = fma(y, x, broadcast(5.0000001201e-1f));
+  y = fma(y, x * x, x + broadcast(1.0f));
+  // A product, and not a sum of exponents: it keeps every NaN.
+  return zero_below(given, lowest, y * times_power(broadcast(1.0f), shifted));
 }
 
 // 2^x of what is not above 0, to about 2 units in the last place (coefficients of Cephes' exp2f).
 // Below -126 it is 0, so that a score of -inf weighs nothing.
-inline __m256 exp2_8(__m256 x) {
-  const __m256 lowest = _mm256_set1_ps(-126.0f);
-  const __m256 vanishes = _mm256_cmp_ps(x, lowest, _CMP_LT_OQ);
-  x = _mm256_max_ps(lowest, x);  // in this order of operands a NaN stays one
-  // Added to this number, x loses its fraction; the lowest bits of the sum are the whole part.
-  const __m256 rounder = _mm256_set1_ps(12582912.0f);
-  const __m256 shifted = _mm256_add_ps(x, rounder);
-  x = _mm256_sub_ps(x, _mm256_sub_ps(shifted, rounder));
-  __m256 y = _mm256_set1_ps(1.535336188319500e-4f);
-  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.339887440266574e-3f));
-  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(9.618437357674640e-3f));
-  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(5.550332471162809e-2f));
-  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(2.402264791363012e-1f));
-  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(6.931472028550421e-1f));
-  y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.0f));
-  const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
-  return _mm256_andnot_ps(
-      vanishes, _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent)));
+inline Vector exp2(Vector x) {
+  const Vector lowest = broadcast(-126.0f), rounder = broadcast(kRounder), given = x;
+  x = greatest(lowest, x);  // in this order of operands a NaN stays one
+  const Vector shifted = x + rounder;
+  x -= shifted - rounder;
+  Vector y = broadcast(1.535336188319500e-4f);
+  y = fma(y, x, broadcast(1.339887440266574e-3f));
+  y = fma(y, x, broadcast(9.618437357674640e-3f));
+  y = fma(y, x, broadcast(5.550332471162809e-2f));
+  y = fma(y, x, broadcast(2.402264791363012e-1f));
+  y = fma(y, x, broadcast(6.931472028550421e-1f));
+  y = fma(y, x, broadcast(1.0f));
+  return zero_below(given, lowest, times_power(y, shifted));
 }
 
 // x / (1 + e^-x)
-inline __m256 silu8(__m256 x) {
-  const __m256 one = _mm256_set1_ps(1.0f);
-  return _mm256_div_ps(x, _mm256_add_ps(one, exp8(_mm256_sub_ps(_mm256_setzero_ps(), x))));
+inline Vector silu(Vector x) { return x / (broadcast(1.0f) + exp(zero() - x)); }
+
+inline Columns silu(Columns x) {
+  for (Vector& part : x.parts) part = silu(part);
+  return x;
 }
 
 }  // namespace blockyard

@@ -16,7 +16,6 @@
 
 namespace blockyard {
 
-constexpr int kPanel = 16;
 constexpr int kGroup = 32;
 
 enum class Storage : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt4 = 3 };
@@ -34,7 +33,7 @@ struct Weights {
 };
 
 // Bytes of a group of one panel, all 16 columns.
-inline int64_t group_bytes(Storage storage) {
+constexpr int64_t group_bytes(Storage storage) {
   switch (storage) {
     case Storage::kFloat32: return kGroup * kPanel * 4;
     case Storage::kBfloat16: return kGroup * kPanel * 2;
@@ -48,22 +47,18 @@ inline int64_t Weights::panel_bytes() const {
   return padded_inputs() / kGroup * group_bytes(storage);
 }
 
-inline __m256 load_halves(const void* from) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(from)));
-}
-
 // One reader for each storage. `group(at)` begins the group of 32 inputs stored at `at`;
-// `read(input, a, b)` gives its 16 weights of one input, `input` counted from the group's first.
-// Where a group has scales, `read_pair` gives the bare numbers of an even input and the next, and
-// `add_group` adds to `a` and `b` what sums of inputs times bare numbers amount to: one product with
-// the scale for each group instead of each weight.
+// `read(input, to)` gives its weights of an even input and of the next, counted from the group's
+// first. Where a group has scales, `read_numbers` gives the bare numbers instead, and `add_group`
+// adds to `to` what sums of inputs times bare numbers amount to: one product with the scale for each
+// group instead of each weight.
 struct ReadFloat32 {
   static constexpr Storage storage = Storage::kFloat32;
   const float* weights;
   void group(const std::byte* at) { weights = reinterpret_cast<const float*>(at); }
-  void read(int input, __m256& a, __m256& b) const {
-    a = load8(weights + input * kPanel);
-    b = load8(weights + input * kPanel + kLanes);
+  void read(int input, Columns (&to)[2]) const {
+    to[0] = load_columns(weights + input * kPanel);
+    to[1] = load_columns(weights + (input + 1) * kPanel);
   }
 };
 
@@ -71,39 +66,38 @@ struct ReadBfloat16 {
   static constexpr Storage storage = Storage::kBfloat16;
   const Bfloat16* weights;
   void group(const std::byte* at) { weights = reinterpret_cast<const Bfloat16*>(at); }
-  void read(int input, __m256& a, __m256& b) const {
-    const auto* at = reinterpret_cast<const __m256i*>(weights + input / 2 * 2 * kPanel);
-    a = take(_mm256_loadu_si256(at), input % 2);
-    b = take(_mm256_loadu_si256(at + 1), input % 2);
-  }
-  static __m256 take(__m256i pairs, bool odd) {
-    return _mm256_castsi256_ps(odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(-65536))
-                                   : _mm256_slli_epi32(pairs, 16));
+  void read(int input, Columns (&to)[2]) const {
+    for (int p = 0; p < kParts; ++p)
+      load_pairs(weights + input * kPanel + p * 2 * kLanes, to[0].parts[p], to[1].parts[p]);
   }
 };
+
+inline Columns load_scales(const std::byte* from) {
+  Columns scales;
+  for (int p = 0; p < kParts; ++p)
+    scales.parts[p] = load_halves(reinterpret_cast<const uint16_t*>(from) + p * kLanes);
+  return scales;
+}
 
 struct ReadInt8 {
   static constexpr Storage storage = Storage::kInt8;
   const int8_t* weights;
-  __m256 scale_a, scale_b;
+  Columns scales;
   void group(const std::byte* at) {
-    scale_a = load_halves(at);
-    scale_b = load_halves(at + 16);
-    weights = reinterpret_cast<const int8_t*>(at + 32);
+    scales = load_scales(at);
+    weights = reinterpret_cast<const int8_t*>(at + kPanel * 2);
   }
-  void read(int input, __m256& a, __m256& b) const {
-    a = _mm256_mul_ps(load8(weights + input * kPanel), scale_a);
-    b = _mm256_mul_ps(load8(weights + input * kPanel + kLanes), scale_b);
+  void read_numbers(int input, Columns (&to)[2]) const {
+    for (int i = 0; i < 2; ++i)
+      for (int p = 0; p < kParts; ++p)
+        to[i].parts[p] = load(weights + (input + i) * kPanel + p * kLanes);
   }
-  void read_pair(int input, __m256 (&a)[2], __m256 (&b)[2]) const {
-    for (int i = 0; i < 2; ++i) {
-      a[i] = load8(weights + (input + i) * kPanel);
-      b[i] = load8(weights + (input + i) * kPanel + kLanes);
-    }
+  void read(int input, Columns (&to)[2]) const {
+    read_numbers(input, to);
+    for (Columns& columns : to) columns = columns * scales;
   }
-  void add_group(const float*, __m256 sum_a, __m256 sum_b, __m256& a, __m256& b) const {
-    a = _mm256_fmadd_ps(sum_a, scale_a, a);
-    b = _mm256_fmadd_ps(sum_b, scale_b, b);
+  Columns add_group(const float*, const Columns& sums, const Columns& to) const {
+    return fma(sums, scales, to);
   }
 };
 
@@ -111,39 +105,24 @@ struct ReadInt8 {
 struct ReadInt4 {
   static constexpr Storage storage = Storage::kInt4;
   const uint8_t* weights;
-  __m256 scale_a, scale_b, least_a, least_b;
+  Columns scales, leasts;
   void group(const std::byte* at) {
-    scale_a = load_halves(at);
-    scale_b = load_halves(at + 16);
-    least_a = load_halves(at + 32);
-    least_b = load_halves(at + 48);
-    weights = reinterpret_cast<const uint8_t*>(at + 64);
+    scales = load_scales(at);
+    leasts = load_scales(at + kPanel * 2);
+    weights = reinterpret_cast<const uint8_t*>(at + kPanel * 4);
   }
-  void read(int input, __m256& a, __m256& b) const {
-    const auto* at = reinterpret_cast<const __m128i*>(weights + input / 2 * kPanel);
-    __m128i pair = _mm_loadu_si128(at);
-    if (input % 2) pair = _mm_srli_epi16(pair, 4);
-    pair = _mm_and_si128(pair, _mm_set1_epi8(15));
-    const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(pair));
-    const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(pair, 8)));
-    a = _mm256_fmadd_ps(low, scale_a, least_a);
-    b = _mm256_fmadd_ps(high, scale_b, least_b);
+  void read_numbers(int input, Columns (&to)[2]) const {
+    for (int p = 0; p < kParts; ++p)
+      load_fours(weights + input / 2 * kPanel + p * kLanes, to[0].parts[p], to[1].parts[p]);
   }
-  void read_pair(int input, __m256 (&a)[2], __m256 (&b)[2]) const {
-    const auto* at = weights + input / 2 * kPanel;
-    split(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))), a);
-    split(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + kLanes))), b);
+  void read(int input, Columns (&to)[2]) const {
+    read_numbers(input, to);
+    for (Columns& columns : to) columns = fma(columns, scales, leasts);
   }
-  void add_group(const float* inputs, __m256 sum_a, __m256 sum_b, __m256& a, __m256& b) const {
-    __m256 all = load8(inputs);
-    for (int i = kLanes; i < kGroup; i += kLanes) all = _mm256_add_ps(all, load8(inputs + i));
-    const __m256 total = _mm256_set1_ps(sum8(all));
-    a = _mm256_fmadd_ps(total, least_a, _mm256_fmadd_ps(sum_a, scale_a, a));
-    b = _mm256_fmadd_ps(total, least_b, _mm256_fmadd_ps(sum_b, scale_b, b));
-  }
-  static void split(__m256i pairs, __m256 (&out)[2]) {
-    out[0] = _mm256_cvtepi32_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(15)));
-    out[1] = _mm256_cvtepi32_ps(_mm256_srli_epi32(pairs, 4));
+  Columns add_group(const float* inputs, const Columns& sums, const Columns& to) const {
+    Vector all = load(inputs);
+    for (int i = kLanes; i < kGroup; i += kLanes) all += load(inputs + i);
+    return fma(broadcast(sum(all)), leasts, fma(sums, scales, to));
   }
 };
 
@@ -155,20 +134,6 @@ void with_reader(Storage storage, Body&& body) {
     case Storage::kBfloat16: return body(ReadBfloat16{});
     case Storage::kInt8: return body(ReadInt8{});
     case Storage::kInt4: return body(ReadInt4{});
-  }
-}
-
-// `groups` groups of one panel as float32, `[groups * 32][16]`.
-template <class Reader>
-void widen(Reader reader, const std::byte* from, int64_t groups, float* to) {
-  for (int64_t group = 0; group < groups; ++group, from += group_bytes(Reader::storage)) {
-    reader.group(from);
-    for (int input = 0; input < kGroup; ++input, to += kPanel) {
-      __m256 a, b;
-      reader.read(input, a, b);
-      store8(to, a);
-      store8(to + kLanes, b);
-    }
   }
 }
 
@@ -253,14 +218,14 @@ inline void widen_column(const Weights& layer, int64_t column, float* to) {
   const std::byte* at = layer.panel(column / kPanel);
   const auto lane = static_cast<int>(column % kPanel);
   with_reader(layer.storage, [&](auto reader) {
-    float row[kPanel];
-    for (int64_t input = 0; input < layer.inputs; ++input) {
+    float rows[2][kPanel];
+    Columns pair[2];
+    for (int64_t input = 0; input < layer.inputs; input += 2) {
       if (input % kGroup == 0) reader.group(at + input / kGroup * group_bytes(layer.storage));
-      __m256 a, b;
-      reader.read(static_cast<int>(input % kGroup), a, b);
-      store8(row, a);
-      store8(row + kLanes, b);
-      to[input] = row[lane];
+      reader.read(static_cast<int>(input % kGroup), pair);
+      for (int i = 0; i < 2; ++i) store(rows[i], pair[i]);
+      to[input] = rows[0][lane];
+      if (input + 1 < layer.inputs) to[input + 1] = rows[1][lane];
     }
   });
 }
