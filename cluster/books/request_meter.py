@@ -8,6 +8,7 @@ one first token. Knows no transport. Units: seconds, tokens.
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -63,7 +64,9 @@ REQUEST_METRICS = (
     ),
     RequestMetric(
         "blockyard_queue_seconds", "seconds",
-        "From arrival at an engine to the first step.", buckets=_LONG,
+        "From a request's arrival to its first step, at the central scheduler and in its group's "
+        "queue.",
+        buckets=_LONG,
     ),
     RequestMetric(
         "blockyard_request_seconds", "seconds",
@@ -109,20 +112,29 @@ class RequestMeter(Collector):
             self.requests.labels(model, refusal.code.value).inc()
             raise
         self.tokens.labels(model, "prompt").inc(len(spec.prompt_token_ids))
-        return MeteredStream(self, model, stream, arrived_at)
+        return MeteredStream(self, model, stream, arrived_at, self.clock() - arrived_at)
 
 
 class MeteredStream:
-    """A stream that is counted. Implements `dispatch.TokenStream`."""
+    """A stream that is counted. Implements `dispatch.TokenStream`.
+
+    `placed_seconds` after its arrival an engine had taken the request.
+    """
 
     def __init__(
-        self, meter: RequestMeter, model: str, stream: TokenStream, arrived_at: float
+        self,
+        meter: RequestMeter,
+        model: str,
+        stream: TokenStream,
+        arrived_at: float,
+        placed_seconds: float,
     ) -> None:
         self._meter = meter
         self._model = model
         self._stream = stream
         self._arrived_at = arrived_at
-        self._began = False
+        self._placed_seconds = placed_seconds
+        self._first_token_seconds = inf
         # When each answer's newest token came.
         self._newest: dict[int, float] = {}
         self._outcome = ""
@@ -157,15 +169,19 @@ class MeteredStream:
             meter.tokens.labels(model, "cached").inc(update.cached_tokens)
         if update.timings is not None:
             if update.choice == 0:
-                meter.queue.labels(model).observe(update.timings.queue_seconds)
+                # An engine counts from when it was given the request; one that went on with it from
+                # the arrival here, and all that passed elsewhere is in that. No wait outlasts the
+                # first token.
+                waited = self._placed_seconds + update.timings.queue_seconds
+                meter.queue.labels(model).observe(min(waited, self._first_token_seconds))
             meter.preemptions.labels(model).inc(update.timings.preemptions)
 
     def _note_tokens(self, choice: int, count: int) -> None:
         now, meter, model = self._meter.clock(), self._meter, self._model
         meter.tokens.labels(model, "answer").inc(count)
-        if not self._began:
-            self._began = True
-            meter.first_token.labels(model).observe(now - self._arrived_at)
+        if self._first_token_seconds == inf:
+            self._first_token_seconds = now - self._arrived_at
+            meter.first_token.labels(model).observe(self._first_token_seconds)
         before = self._newest.get(choice)
         self._newest[choice] = now
         if before is not None:

@@ -45,8 +45,9 @@ class Rig:
         self.now = 10.0
         self.meter = RequestMeter(lambda: self.now)
 
-    async def follow(self, *script: tuple[float, Any]) -> Any:
+    async def follow(self, *script: tuple[float, Any], placed_at: float = 10.0) -> Any:
         async def submission() -> Played:
+            self.now = placed_at
             return Played(self, script)
 
         return await self.meter.follow("m", SPEC, submission())
@@ -93,6 +94,29 @@ async def test_an_answer_counts_once(rig: Rig) -> None:
         assert rig.value("blockyard_request_tokens_total", kind=kind) == count
     await stream.abort()
     assert rig.value("blockyard_requests_ended_total", outcome="left") == 0
+
+
+@pytest.mark.parametrize(
+    ("queued", "counted"),
+    [
+        (0.5, 3.0),
+        # It went on at another group, which counts from the arrival and all that came since.
+        (7.0, 4.0),
+    ],
+)
+async def test_the_wait_for_a_group_is_waiting_too(rig: Rig, queued: float, counted: float) -> None:
+    timings = Timings(queued, 0.25, 0.5, preemptions=0)
+    last = update(8, reason=FinishReason.LENGTH, timings=timings)
+    stream = await rig.follow((14.0, update(7)), (19.0, last), placed_at=12.5)
+    assert len([each async for each in stream]) == 2
+    assert rig.value("blockyard_queue_seconds_sum") == counted
+
+
+async def test_who_ends_in_the_queue_has_waited_all_the_time(rig: Rig) -> None:
+    last = update(reason=FinishReason.DEADLINE, timings=Timings(6.0, 0.0, 0.0, preemptions=0))
+    stream = await rig.follow((18.5, last), placed_at=12.5)
+    assert len([each async for each in stream]) == 1
+    assert rig.value("blockyard_queue_seconds_sum") == 8.5
 
 
 async def test_several_answers_are_one_request_with_one_first_token(rig: Rig) -> None:

@@ -1,16 +1,19 @@
 """Requests that wait until any group has room: explained, ended, moved on, and none lost."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from blockyard.cluster import binder
 from blockyard.cluster.books.central_books import CentralBooks
 from blockyard.cluster.books.central_message import central_message
 from blockyard.cluster.books.central_metrics import CentralMetrics
+from blockyard.cluster.metrics import encode_reports
 from blockyard.scheduler.explain import WaitReason
 from blockyard.scheduler.group_board import LEAST_LEAD
 from blockyard.scheduler.request import FinishReason, RefusalCode, RequestRefused, RequestSpec
@@ -104,6 +107,28 @@ async def test_what_waits_is_explained_ended_and_in_the_books(
     await stack.until(stack.idle)
     await stack.until(lambda: not stack.central.names)
     assert stack.central.books().waiting.bound_late == 1
+
+
+async def test_the_wait_for_any_group_is_counted_as_waiting(
+    stack: Any, spec: Spec, collected: Collected
+) -> None:
+    away = 0.0
+    stack.dispatcher.meters[0].clock = lambda: time.monotonic() + away
+    await held_group(stack)
+    streams = await fill(stack, spec)
+    late = await waiting(stack, mine(spec, "w0"))
+    away = 1000.0
+    open_gates(stack)
+    await asyncio.gather(*(collected(stream) for stream in (*streams, await late)))
+    text = encode_reports((), "", stack.dispatcher.meters)[0].decode()
+    (queue,) = (
+        family
+        for family in text_string_to_metric_families(text)
+        if family.name == "blockyard_queue_seconds"
+    )
+    value = {sample.name.rpartition("_")[2]: sample.value for sample in queue.samples}
+    assert value["count"] == len(streams) + 1
+    assert 1000 <= value["sum"] < 2000, "of those who had a group the queue there, of one all"
 
 
 async def test_a_client_that_leaves_while_it_waits_leaves_nothing(stack: Any, spec: Spec) -> None:
