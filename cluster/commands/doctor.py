@@ -72,15 +72,18 @@ def _compiler() -> Finding:
 
 
 def _cpu_path() -> Finding:
-    from blockyard.workers.cpu.compiler import NativeUnavailable, build_library
+    from blockyard.workers.cpu.compiler import NativeUnavailable, build_library, choose_instructions
     from blockyard.workers.cpu.library import load_library
 
     try:
-        instructions = load_library().instructions
+        used, fastest = load_library().instructions, choose_instructions().name
         path = build_library()
     except NativeUnavailable as error:
         return Finding("on the CPU", "plain torch, which is several times slower", str(error))
-    return Finding("on the CPU", f"native code for {instructions} ({path})")
+    advice = ""
+    if used != fastest:
+        advice = f"{fastest} is not used: the system refuses it, or the compiler does not know it"
+    return Finding("on the CPU", f"native code for {used} ({path})", advice)
 
 
 def _gpu() -> Finding:

@@ -54,15 +54,23 @@ class InstructionSet:
     @property
     def flags(self) -> tuple[str, ...]:
         """What has a compiler use it."""
-        return tuple(f"-m{feature}" for feature in sorted(self.features))
+        named = (_COMPILERS_NAMES.get(feature, feature) for feature in sorted(self.features))
+        return tuple(f"-m{name}" for name in named)
 
 
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_COMPILERS_NAMES = {
+    "amx_tile": "amx-tile",
+    "amx_bf16": "amx-bf16",
+    "avx512_bf16": "avx512bf16",
+}
 INSTRUCTION_SETS = (
-    InstructionSet("avx512", _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}),
+    InstructionSet("amx", _AVX512 | _COMPILERS_NAMES.keys()),
+    InstructionSet("avx512", _AVX512),
     InstructionSet("avx2", _AVX2),
 )
-"""From the fastest."""
+"""From the fastest; each has all that the next ones have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,11 @@ class Compiler:
 
     path: str
     version: str
+
+    def knows(self, instructions: InstructionSet) -> bool:
+        """Whether it can compile for them."""
+        command = (self.path, *instructions.flags, "-x", "c++", "-fsyntax-only", os.devnull)
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def processor_features() -> frozenset[str]:
@@ -130,33 +143,37 @@ def build_library(
     Args:
         cache_dir: where libraries are kept; None means the default.
         sources: folder of `library.cpp` and what it includes.
-        instructions: that it is compiled for; None means those of `choose_instructions`.
+        instructions: that it is compiled for; None means those of `choose_instructions`, or the
+            next slower ones that the compiler knows.
 
     Raises:
         NativeUnavailable: the processor lacks something, or there is no compiler, or it fails.
     """
-    instructions = instructions or choose_instructions()
-    flags = (*FLAGS, *instructions.flags)
+    chosen = instructions or choose_instructions()
+    fit = [chosen] if instructions else INSTRUCTION_SETS[INSTRUCTION_SETS.index(chosen) :]
     folder = cache_dir if cache_dir is not None else default_cache_dir()
-    stem = f"cpu-{_fingerprint(sources, flags)}"
+    stems = [f"cpu-{_fingerprint(sources, (*FLAGS, *one.flags))}" for one in fit]
     try:
         compiler = find_compiler()
     except NativeUnavailable:
         # As in an image that was built with a compiler and runs without.
-        built = sorted(folder.glob(f"{stem}-*.so"))
+        built = [path for stem in stems for path in sorted(folder.glob(f"{stem}-*.so"))]
         if not built:
             raise
         return built[0]
     told = hashlib.sha256(f"{compiler.path} {compiler.version}".encode()).hexdigest()[:8]
-    library = folder / f"{stem}-{told}.so"
-    if library.is_file():
-        return library
+    for one, stem in zip(fit, stems, strict=True):
+        library = folder / f"{stem}-{told}.so"
+        if library.is_file():
+            return library
+        if compiler.knows(one):
+            break
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not library.is_file():
-                _compile(compiler, flags, sources, library)
+                _compile(compiler, (*FLAGS, *one.flags), sources, library)
     except OSError as error:
         raise NativeUnavailable(f"{folder} cannot be written to: {error}") from error
     return library

@@ -218,7 +218,8 @@ class NativeLibrary:
 
     Attributes:
         call: the functions.
-        instructions: name of the set that they were compiled for.
+        instructions: name of the set that they use: what they were compiled for, or the next slower
+            one where the system refuses the matrix unit.
 
     Raises:
         NativeUnavailable: it cannot be loaded, or was built from other signatures.
@@ -265,12 +266,13 @@ def load_library(instructions: str | None = None) -> NativeLibrary:
     """The library of this machine, built if need be.
 
     Args:
-        instructions: name of the set it uses; None means what `choose_instructions` chooses.
+        instructions: name of the set it uses; None means what `build_library` takes by itself.
 
     Raises:
         NativeUnavailable: with the reason.
     """
-    return NativeLibrary(str(build_library(instructions=choose_instructions(instructions))))
+    wanted = choose_instructions(instructions) if instructions else None
+    return NativeLibrary(str(build_library(instructions=wanted)))
 
 
 def native_step(

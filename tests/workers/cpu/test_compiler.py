@@ -10,6 +10,7 @@ from blockyard.workers.cpu import compiler
 from blockyard.workers.cpu.compiler import (
     INSTRUCTION_SETS,
     INSTRUCTIONS_VARIABLE,
+    InstructionSet,
     NativeUnavailable,
     build_library,
     choose_instructions,
@@ -146,6 +147,25 @@ def test_libraries_of_two_instruction_sets_lie_side_by_side(sources: Path, tmp_p
     assert len(set(built.values())) == len(here)
     for name, library in built.items():
         assert ask(library) == 4 + (name != "avx2")
+
+
+def test_instructions_that_the_compiler_does_not_know_are_left_out(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = INSTRUCTION_SETS[INSTRUCTION_SETS.index(choose_instructions()) :]
+    if len(here) == 1:
+        pytest.skip("this processor has one instruction set")
+    monkeypatch.setattr(compiler.Compiler, "knows", lambda _, one: one == here[1])
+    built = build_library(tmp_path / "cache", sources)
+    assert built == build_library(tmp_path / "cache", sources, here[1])
+
+
+def test_a_compiler_is_asked_what_it_knows() -> None:
+    try:
+        found = find_compiler()
+    except NativeUnavailable as error:
+        pytest.skip(str(error))
+    assert not found.knows(InstructionSet("future", frozenset({"no_such_thing"})))
 
 
 def test_a_cache_that_cannot_be_written_is_named(sources: Path, tmp_path: Path) -> None:

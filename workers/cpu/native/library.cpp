@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 
 #include "decoder.hpp"
+#include "matrix_unit.hpp"
 
 using namespace blockyard;
 
@@ -12,7 +13,7 @@ extern "C" {
 int32_t by_version() { return 8; }
 
 // The instruction set that it was compiled for.
-const char* by_instructions() { return kInstructions; }
+const char* by_instructions() { return may_use_matrix_unit() ? "amx" : kInstructions; }
 
 // Asks for large pages where whole ones fit: what is read from end to end then misses fewer
 // translations. A system that has none to give leaves all as it is.

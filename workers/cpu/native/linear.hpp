@@ -1,6 +1,7 @@
 // A linear layer over all rows of a step, split over threads by panels and, for many rows, by rows.
 #pragma once
 
+#include "linear_tiles.hpp"
 #include "low_rank.hpp"
 #include "multiply.hpp"
 #include "thread_pool.hpp"
@@ -45,6 +46,10 @@ template <int Width, class Finish>
 void for_pieces(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_t rows,
                 Finish&& finish) {
   if (rows == 0) return;
+#ifdef __AMX_BF16__
+  if (rows >= least_tiled_rows(layer.storage) && may_use_matrix_unit())
+    return for_tiled_pieces<Width>(pool, layer, inputs.data, inputs.stride, rows, finish);
+#endif
   // Blocks of rows end with whole tiles.
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   constexpr int kMostTiles = kMostRows / kTileRows;
