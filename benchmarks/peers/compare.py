@@ -26,6 +26,7 @@ from blockyard.cluster.benchmark.end_to_end import decoder_work, floor_seconds
 from blockyard.cluster.benchmark.workloads import make_workload
 from blockyard.workers.catalog import DEFAULT_MODEL, default_cache_dir
 from blockyard.workers.cpu.ceilings import measure_ceilings
+from blockyard.workers.cpu.compiler import processor_features
 from blockyard.workers.cpu.library import load_library
 
 __all__ = ["RUNS", "Run", "compare"]
@@ -48,16 +49,24 @@ class Run:
     model: str
     workloads: tuple[str, ...]
     options: tuple[str, ...] = ()
+    needs: str = ""
+    """A feature of the processor, as Linux names it, without which this run means nothing."""
 
 
 _LLAMA_SERVER = ("--server", str(PLACE / "llamacpp" / "bin" / "llama-server"))
 RUNS = (
     Run("blockyard", "fp32", str(MODEL), _ALL),
-    Run("openvino", "fp32", str(PLACE / "openvino-fp32"), _ALL),
+    # On a processor that has arithmetic in bfloat16 it would use that for these weights too.
+    Run("openvino", "fp32", str(PLACE / "openvino-fp32"), _ALL, ("--precision", "f32")),
     Run("vllm", "fp32", str(MODEL), _ALL),
     Run("transformers", "fp32", str(MODEL), ("w2", "w4")),
-    Run("blockyard", "bf16", str(MODEL), ("w1_c16", "w2")),
+    Run("blockyard", "bf16", str(MODEL), ("w1_c16", "w2", "w4")),
     Run("llamacpp", "bf16", str(PLACE / "llamacpp-bf16.gguf"), ("w1_c16", "w2"), _LLAMA_SERVER),
+    Run(
+        *("openvino", "bf16", str(PLACE / "openvino-fp32"), ("w1_c16", "w2", "w4")),
+        options=("--precision", "bf16"),
+        needs="amx_bf16",
+    ),
     Run("vllm", "bf16", str(MODEL), ("w2",)),
     Run("blockyard", "int8", str(MODEL), ("w1_c16", "w2")),
     Run("openvino", "int8", str(PLACE / "openvino-int8"), ("w1_c16", "w2")),
@@ -220,7 +229,9 @@ def main() -> None:
     options = parser.parse_args()
     PLACE.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
+    features = processor_features()
     runs = [run for run in RUNS if run.peer in ("blockyard", *options.peers)]
+    runs = [run for run in runs if not run.needs or run.needs in features]
     if options.workloads == ["smoke"]:
         runs = [Run(one.peer, one.label, one.model, ("smoke",), one.options) for one in runs]
     result = compare(runs, options.rounds, options.threads, options.workloads, options.more)

@@ -10,7 +10,11 @@ __all__ = ["main"]
 
 def main() -> None:
     """Measure and write the results."""
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument(
+        "--precision", choices=("f32", "bf16"), help="of its arithmetic; its own choice without"
+    )
+    options = parser.parse_args()
     import numpy as np
     import openvino
     import openvino_genai as genai
@@ -22,6 +26,8 @@ def main() -> None:
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = True
     properties = {"INFERENCE_NUM_THREADS": options.threads}
+    if options.precision:
+        properties["INFERENCE_PRECISION_HINT"] = options.precision
     pipeline: Any = genai.ContinuousBatchingPipeline(options.model, scheduler, "CPU", properties)
     submitted = 0
 
