@@ -6,7 +6,7 @@ const places = new Map();
 let seen = 0;
 
 // Requests get colours in the order in which they are first seen: those who are served together
-// have come one after the other, and steps of the golden angle keep their hues apart.
+// have come one after the other, and neighbours in the style sheet's list are easily told apart.
 function placeOf(mark) {
   let place = places.get(mark);
   if (place === undefined) {
@@ -19,24 +19,25 @@ function placeOf(mark) {
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-function hueAndShade(mark) {
-  const place = placeOf(mark);
-  return [(place * 137.508) % 360, 9 * ((place % 3) - 1)];
+const list = [];
+while (named(`own-${list.length}`)) list.push(`own-${list.length}`);
+
+function nameOf(mark) {
+  return list[placeOf(mark) % list.length];
 }
 
 // For canvases, which are drawn anew when the theme changes.
-let lightness = parseFloat(named("own-lightness"));
-dark.addEventListener("change", () => { lightness = parseFloat(named("own-lightness")); });
+const own = () => Object.fromEntries(list.map((name) => [name, named(name)]));
+let colours = own();
+dark.addEventListener("change", () => { colours = own(); });
 
 export function requestColour(mark, strength = 1) {
-  const [hue, shade] = hueAndShade(mark);
-  return `hsl(${hue} 68% ${lightness + shade}% / ${strength})`;
+  return colours[nameOf(mark)] + Math.round(255 * strength).toString(16).padStart(2, "0");
 }
 
 // For elements, which follow the theme by themselves.
 export function paint(element, mark) {
-  const [hue, shade] = hueAndShade(mark);
-  element.style.background = `hsl(${hue} 68% calc(var(--own-lightness) + ${shade}%))`;
+  element.style.background = `var(--${nameOf(mark)})`;
 }
 
 export function named(name) {

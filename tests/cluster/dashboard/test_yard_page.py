@@ -107,6 +107,7 @@ async def test_it_follows_the_scheduler(
     for listed, lost in (light, dark):
         # A request has one colour in the table and among the preemptions, in either theme.
         assert lost and lost.items() <= listed.items()
+        assert len(set(listed.values())) == 12, "each has its own"
     assert not set(light[1].items()) & set(dark[1].items())
 
     yard.worker.run_free()
