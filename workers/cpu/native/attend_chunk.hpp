@@ -2,8 +2,9 @@
 //
 // Positions pass by 128 at a time. Their keys are transposed and their values copied into panels of
 // 16, so that both multiplications run on the tiles of `multiply.hpp`; the softmax between them is
-// kept as a running maximum and sum. Tokens before a stretch of positions take no part in it, and
-// tiles that see only its beginning compute no more than that.
+// kept as a running maximum and sum. A tile's scores go through all three while they are in the
+// first-level cache. Tokens before a stretch of positions take no part in it, and tiles that see only
+// its beginning compute no more than that.
 #pragma once
 
 #include "attend_token.hpp"
@@ -12,7 +13,7 @@
 
 namespace blockyard {
 
-// Rows of one piece of work: queries, sums and scores stay in the second-level cache.
+// Rows of one piece of work: queries and sums stay in the second-level cache.
 constexpr int kChunkRows = 256;
 constexpr int kChunkKeys = 128;
 
@@ -24,7 +25,7 @@ class ChunkScratch {
   std::vector<Softmax> softmax;
 
   void fit(int64_t rows, int64_t dim) {
-    const int64_t needed = rows * (2 * dim + kChunkKeys) + 2 * dim * kChunkKeys;
+    const int64_t needed = 2 * (rows + kChunkKeys) * dim + kTileRows * kChunkKeys;
     if (needed > size_) {
       memory_ = make_large(needed);
       size_ = needed;
@@ -32,7 +33,7 @@ class ChunkScratch {
     queries = memory_.get();
     values = queries + rows * dim;
     scores = values + rows * dim;
-    keys = scores + rows * kChunkKeys;
+    keys = scores + kTileRows * kChunkKeys;
     stored = keys + dim * kChunkKeys;
     softmax.assign(static_cast<size_t>(rows), Softmax{});
   }
@@ -83,6 +84,18 @@ struct Chunk {
   float cap;
 };
 
+// Hides from some rows' scores, `width` of each, the positions from `first` on that they do not see.
+inline void hide(const Chunk& chunk, int64_t first, int count, int row, int rows, int width,
+                 float* scores) {
+  for (int r = 0; r < rows; ++r, scores += kChunkKeys) {
+    const int64_t position = chunk.start + (row + r) / chunk.heads;
+    const int64_t seen = std::min<int64_t>(count, position + 1 - first);
+    const int64_t unseen = std::max<int64_t>(0, position - chunk.window + 1 - first);
+    if (seen < width) std::fill(scores + seen, scores + width, kNever);
+    if (unseen > 0) std::fill(scores, scores + std::min(unseen, seen), kNever);
+  }
+}
+
 // Positions, or dimensions, that a tile takes at once.
 constexpr int kWidth = kTilePanels * kPanel;
 static_assert(kChunkKeys % kWidth == 0);
@@ -101,12 +114,12 @@ void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch&
     pack_keys_values(reader, first, count, dim, scratch.keys, scratch.stored);
     // The next positions' keys and values come while these are used.
     const int64_t beyond = first + kChunkKeys;
-    const auto fetch_next = [&](int k) {
-      const auto next = static_cast<int>(std::min<int64_t>(kWidth, end - beyond - k));
+    const auto fetch_next = [&](int from, int to) {
+      const auto next = static_cast<int>(std::min<int64_t>(to, end - beyond) - from);
       if (next <= 0) return;
-      const T* places[kWidth];
+      const T* places[kChunkKeys];
       for (int kind = 0; kind < 2; ++kind) {
-        reader.locate(beyond + k, next, kind, places);
+        reader.locate(beyond + from, next, kind, places);
         for (int i = 0; i < next; ++i) fetch_head(places[i], dim);
       }
     };
@@ -124,46 +137,36 @@ void attend_chunk(const HeadReader<T>& reader, const Chunk& chunk, ChunkScratch&
       const int64_t position = chunk.start + (from + end_row - 1) / chunk.heads;
       return static_cast<int>(std::min<int64_t>(count, position + 1 - first));
     };
-    // A tile's panels stay in the first-level cache while rows pass by.
-    for (int k = 0; k < count; k += kWidth) {
-      fetch_next(k);
-      for_tiles(taking, [&](auto tile_rows, int row) {
-        if (k >= seen_by(row + tile_rows)) return;
-        multiply_tile<tile_rows, kTilePanels, true>(
-            scratch.queries + (from + row) * dim, dim, scratch.keys + k * dim, dim * kPanel, dim,
-            scores + row * kChunkKeys + k, kChunkKeys, kPanel, false);
-      });
-    }
-    for_tiles(taking, [&](auto tile_rows, int begin_row) {
-      const int width = (seen_by(begin_row + tile_rows) + kWidth - 1) / kWidth * kWidth;
-      float* own = scores + begin_row * kChunkKeys;
-      for (int r = 0; r < tile_rows; ++r) {
-        float* row = own + r * kChunkKeys;
-        const int64_t position = chunk.start + (from + begin_row + r) / chunk.heads;
-        if (chunk.cap > 0) cap_scores(row, std::min(count, width), chunk.cap);
-        const int64_t seen = std::min<int64_t>(count, position + 1 - first);
-        const int64_t unseen = std::max<int64_t>(0, position - chunk.window + 1 - first);
-        if (seen < width) std::fill(row + seen, row + width, kNever);
-        if (unseen > 0) std::fill(row, row + std::min(unseen, seen), kNever);
-      }
+    // Whether the last token, and so every one, sees them from the first on.
+    const bool from_first = chunk.start + until - chunk.window <= first;
+    for_tiles(taking, [&](auto tile_rows, int tile_row) {
+      fetch_next(tile_row * kChunkKeys / taking, (tile_row + tile_rows) * kChunkKeys / taking);
+      const int row = from + tile_row, seen = seen_by(tile_row + tile_rows);
+      const int width = (seen + kWidth - 1) / kWidth * kWidth;
+      for (int k = 0; k < width; k += kWidth)
+        multiply_tile<tile_rows, kTilePanels, true>(scratch.queries + row * dim, dim,
+                                                    scratch.keys + k * dim, dim * kPanel, dim,
+                                                    scores + k, kChunkKeys, kPanel, false);
+      if (chunk.cap > 0)
+        for (int r = 0; r < tile_rows; ++r)
+          cap_scores(scores + r * kChunkKeys, std::min(count, width), chunk.cap);
+      if (!all_seen || width > count || !from_first)
+        hide(chunk, first, count, row, tile_rows, width, scores);
       float kept[tile_rows];
-      take_rows<tile_rows>(scratch.softmax.data() + from + begin_row, own, kChunkKeys, width, kept);
+      take_rows<tile_rows>(scratch.softmax.data() + row, scores, kChunkKeys, width, kept);
       for (int r = 0; r < tile_rows; ++r) {
         if (kept[r] == 1.0f) continue;
-        float* values = scratch.values + (from + begin_row + r) * dim;
+        float* values = scratch.values + (row + r) * dim;
         for (int d = 0; d < dim; d += kLanes)
           store(values + d, load(values + d) * broadcast(kept[r]));
       }
-    });
-    for (int d = 0; d < dim; d += kWidth)
-      with_count<kTilePanels>(std::min(kWidth, dim - d) / kPanel, [&](auto panels) {
-        for_tiles(taking, [&](auto tile_rows, int row) {
-          multiply_tile<tile_rows, panels>(
-              scores + row * kChunkKeys, kChunkKeys, scratch.stored + d * kChunkKeys,
-              kChunkKeys * kPanel, seen_by(row + tile_rows),
-              scratch.values + (from + row) * dim + d, dim, kPanel, true, here);
+      for (int d = 0; d < dim; d += kWidth)
+        with_count<kTilePanels>(std::min(kWidth, dim - d) / kPanel, [&](auto panels) {
+          multiply_tile<tile_rows, panels>(scores, kChunkKeys, scratch.stored + d * kChunkKeys,
+                                           kChunkKeys * kPanel, seen,
+                                           scratch.values + row * dim + d, dim, kPanel, true, here);
         });
-      });
+    });
   }
 }
 

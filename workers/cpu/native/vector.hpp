@@ -98,7 +98,7 @@ inline Vector exp(Vector x) {
 }
 
 // 2^x of what is not above 0, to about 2 units in the last place (coefficients of Cephes' exp2f).
-// Below -126 it is 0, so that a score of -inf weighs nothing.
+// Below -126 it is 0, so that a score of -inf weighs nothing; a NaN stays one.
 inline Vector exp2(Vector x) {
   const Vector lowest = broadcast(-126.0f), rounder = broadcast(kRounder), given = x;
   x = greatest(lowest, x);  // in this order of operands a NaN stays one
