@@ -29,4 +29,13 @@ def test_the_same_links() -> None:
     )
     assert chinese == english, "change the links of README.zh-CN.md, too"
     for link in chinese:
-        assert link.startswith(("http", "#")) or (ROOT / link).exists()
+        if not link.startswith(("http", "#")):
+            page, _, section = link.partition("#")
+            assert not section or section in sections(ROOT / page), link
+            assert (ROOT / page).exists(), link
+
+
+def sections(page: Path) -> list[str]:
+    """A page's headings as links name them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
