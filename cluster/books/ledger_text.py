@@ -17,6 +17,11 @@ __all__ = ["show_ledger", "show_ledgers"]
 
 _GROUPS_ABREAST = 3
 """So many columns of counts fit."""
+_POLICIES = {
+    "max_seq_len": "each request reserves the longest that it may become",
+    "pow2": "each reserves a power of two, and moves when that is full",
+    "exact": "each reserves what it will need, known from looking back",
+}
 
 
 def show_ledger(response: Any) -> None:
@@ -118,8 +123,10 @@ def _notes(group: Any) -> list[RenderableType]:
     ]
     if len(group.ranks) > 1:
         notes.append(_rank_table(group))
-    if any(server.peak_running for server in group.contiguous):
-        notes += [_contiguous_table(group), Text(group.summary)]
+    # Who looks back has nothing to tell before the first request has ended.
+    servers = [server for server in group.contiguous if server.peak_running]
+    if servers:
+        notes += [_contiguous_table(servers), *map(_policy, servers), Text(group.summary)]
     for server in group.contiguous:
         if server.HasField("first_out_of_memory"):
             moment = server.first_out_of_memory
@@ -177,12 +184,18 @@ def _rank_table(group: Any) -> Table:
     return table
 
 
-def _contiguous_table(group: Any) -> Table:
+def _policy(server: Any) -> Text:
+    late = server.behind_seconds
+    age = f", {late:,.0f} s ago" if late >= 1 else ""
+    return Text(f"  {server.policy}: {_POLICIES[server.policy]}{age}")
+
+
+def _contiguous_table(servers: list[Any]) -> Table:
     table = Table(title="contiguous servers with the same requests", title_justify="left")
     table.add_column("")
     for name in ("running", "queued", "refused", "filled", "reserved", "tail", "holes"):
         table.add_column(name, justify="right")
-    for server in group.contiguous:
+    for server in servers:
         table.add_row(
             server.policy,
             f"{server.running:,}",

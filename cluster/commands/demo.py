@@ -53,7 +53,7 @@ def demo(
             show_ledger(books)
             after = client.ledger().groups[0].blocks
             typer.echo(
-                f"\nafterwards {after.free + after.cached:,} of {after.total:,} blocks are "
-                f"free or kept for prompts that begin alike ({after.cached:,})"
+                f"\nnow that it has answered {after.free:,} of {after.total:,} blocks are free, "
+                f"and {after.cached:,} are kept for prompts that begin alike"
             )
         deployment.drain()

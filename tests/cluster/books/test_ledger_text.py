@@ -75,6 +75,25 @@ def test_it_says_what_matters(busy: Any, show: Show) -> None:
     assert text.count("16.1 GB") == 2  # each rank's weights
 
 
+def test_who_looks_back_is_shown_once_there_is_something_to_see(report: Any, show: Show) -> None:
+    shadow = ContiguousShadow(160_000, 4096)
+    shadow.arrive("r", 900, 2000, 0.0)
+
+    def shown(now: float) -> str:
+        books = replace(report.books, shadow=shadow.report(now))
+        return " ".join(show(response(replace(report, books=books))).split())
+
+    text = shown(5.0)
+    assert "│ max_seq_len │ 1 │" in text and "│ pow2 │ 1 │" in text
+    assert "max_seq_len: each request reserves the longest that it may become" in text
+    assert "exact" not in text
+    shadow.end("r", 20.0)
+    shadow.arrive("s", 900, 2000, 20.0)
+    text = shown(33.0)
+    assert "│ exact │ 0 │" in text
+    assert "exact: each reserves what it will need, known from looking back, 13 s ago" in text
+
+
 def test_on_a_terminal_the_table_is_drawn_in_place(report: Any, show: Show) -> None:
     text = show(response(report), response(report), terminal=True)
     assert "\x1b[1A" in text
