@@ -27,6 +27,7 @@ from blockyard.cluster.messages import (
     ToIngress,
     Unbound,
 )
+from blockyard.cluster.open_questions import OpenQuestions, Ticketed
 from blockyard.cluster.served_request import AskUnplaced, ServedRequest, UnplacedAnswer
 from blockyard.cluster.standing_link import stay_linked
 from blockyard.cluster.states.model_state import Order, Ordered
@@ -39,7 +40,7 @@ __all__ = ["BIND_SECONDS", "CentralBinder"]
 
 logger = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+Answer = TypeVar("Answer", bound=Ticketed)
 
 BIND_SECONDS = 2.0
 """The central scheduler binds in well under a millisecond; silent for so long, it is stuck."""
@@ -70,10 +71,7 @@ class CentralBinder:
         self._central: Connection[ToIngress] | None = None
         self._bindings = PendingBindings()
         self._spent = SpentTokens(self._post)
-        self._places: dict[int, asyncio.Future[dict[int, int]]] = {}
-        self._found: dict[int, asyncio.Future[tuple[ServedRequest, ...]]] = {}
-        self._books: dict[int, asyncio.Future[CentralBooks]] = {}
-        self._orders: dict[int, asyncio.Future[Ordered]] = {}
+        self._questions = OpenQuestions()
         self._tickets = count(1)
         self._names: set[str] = set()
         self._unplaced: dict[str, int] = {}
@@ -156,8 +154,8 @@ class CentralBinder:
         waiting = {t: i for t, i in self._bindings.waiting().items() if i in request_ids}
         if not waiting:
             return {}
-        told = await self._ask(self._places, lambda ticket: AskPlaces(ticket, tuple(waiting)))
-        return {waiting[ticket]: place for ticket, place in (told or {}).items()}
+        told = await self._ask(Places, lambda ticket: AskPlaces(ticket, tuple(waiting)))
+        return {} if told is None else {waiting[t]: place for t, place in told.places.items()}
 
     async def unplaced(self, tenant: str, name: str, call_off: bool) -> tuple[ServedRequest, ...]:
         """What other ingresses have of a tenant's requests with a name that no group has."""
@@ -165,19 +163,16 @@ class CentralBinder:
         if central is None:
             return ()
         ticket = next(self._tickets)
-        answer: asyncio.Future[tuple[ServedRequest, ...]]
-        answer = self._found[ticket] = asyncio.get_running_loop().create_future()
-        central.post(AskUnplaced(ticket, tenant, name, call_off))
-        try:
+        with self._questions.asked(ticket, UnplacedAnswer) as answer:
+            central.post(AskUnplaced(ticket, tenant, name, call_off))
             # An ingress that does not answer says nothing against the central scheduler.
             await asyncio.wait([answer], timeout=BIND_SECONDS)
-            return answer.result() if answer.done() and not answer.cancelled() else ()
-        finally:
-            del self._found[ticket]
+            return answer.result().requests if answer.done() and not answer.cancelled() else ()
 
     async def books(self) -> CentralBooks | None:
         """The central scheduler's books; None when it does not say."""
-        return await self._ask(self._books, AskCentralBooks)
+        told = await self._ask(CentralBooksAnswer, AskCentralBooks)
+        return told.books if told is not None else None
 
     async def order(
         self,
@@ -195,18 +190,14 @@ class CentralBinder:
         if central is None:
             return None
         ticket = next(self._tickets)
-        answer: asyncio.Future[Ordered] = asyncio.get_running_loop().create_future()
-        self._orders[ticket] = answer
-        central.post(Order(ticket, model, asleep, directory, load, unload))
-        try:
+        with self._questions.asked(ticket, Ordered) as answer:
+            central.post(Order(ticket, model, asleep, directory, load, unload))
             await asyncio.wait([answer])
             return None if answer.cancelled() else answer.result()
-        finally:
-            del self._orders[ticket]
 
     async def _ask(
         self,
-        answers: dict[int, asyncio.Future[Answer]],
+        kind: type[Answer],
         question: Callable[[int], AskCentralBooks | AskPlaces],
     ) -> Answer | None:
         """What the central scheduler answers a question with a ticket, if it does."""
@@ -214,13 +205,9 @@ class CentralBinder:
         if central is None:
             return None
         ticket = next(self._tickets)
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        answers[ticket] = answer
-        central.post(question(ticket))
-        try:
+        with self._questions.asked(ticket, kind) as answer:
+            central.post(question(ticket))
             return answer.result() if await _answered(central, answer) else None
-        finally:
-            del answers[ticket]
 
     def _post(self, message: Spent) -> None:
         if self._central is not None:
@@ -231,7 +218,7 @@ class CentralBinder:
         while True:
             await asyncio.sleep(BIND_SECONDS)
             if self._bindings.waiting():
-                await self._ask(self._places, AskPlaces)
+                await self._ask(Places, AskPlaces)
 
     async def _answer_unplaced(self, connection: Connection[ToIngress], asked: AskUnplaced) -> None:
         found = await self._find_unplaced(asked)
@@ -256,22 +243,14 @@ class CentralBinder:
             for aside in asides:
                 aside.cancel()
             self._bindings.cancel()
-            asked = (self._places, self._books, self._found, self._orders)
-            for answer in (answer for answers in asked for answer in answers.values()):
-                answer.cancel()
+            self._questions.end()
 
     def _take(self, message: ToIngress) -> None:
         match message:
             case Groups():
                 self._take_groups(message)
-            case UnplacedAnswer(ticket, requests):
-                _settle(self._found.get(ticket), requests)
-            case Ordered(ticket):
-                _settle(self._orders.get(ticket), message)
-            case CentralBooksAnswer(ticket, books):
-                _settle(self._books.get(ticket), books)
-            case Places(ticket, places):
-                _settle(self._places.get(ticket), places)
+            case UnplacedAnswer() | Ordered() | CentralBooksAnswer() | Places():
+                self._questions.settle(message)
             case Queued(ticket):
                 self._bindings.queued(ticket)
             case Bound(ticket, group_id):
@@ -280,12 +259,6 @@ class CentralBinder:
                 exists = code is RefusalCode.EXISTS
                 refusal = name_in_use() if exists else RequestRefused(code, text, field)
                 self._bindings.refused(ticket, refusal)
-
-
-def _settle(answer: asyncio.Future[Answer] | None, value: Answer) -> None:
-    """Hand an answer to who asked, if somebody still waits for it."""
-    if answer is not None and not answer.done():
-        answer.set_result(value)
 
 
 async def _answered(central: Connection[ToIngress], answer: asyncio.Future[Any]) -> bool:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from blockyard.cluster.books.arrival_log import ArrivalBatch
 from blockyard.cluster.books.group_books import GroupBooks
@@ -32,6 +32,7 @@ from blockyard.cluster.messages import (
     YardAnswer,
 )
 from blockyard.cluster.moves.consignment import Consignment
+from blockyard.cluster.open_questions import OpenQuestions, Ticketed
 from blockyard.cluster.relief import RequestMoved, Yielded
 from blockyard.cluster.served_request import AskRequests, RequestsAnswer, ServedRequest
 from blockyard.cluster.wire import Codec, Connection, Endpoint, WireError, connect
@@ -48,7 +49,7 @@ __all__ = ["ANSWER_SECONDS", "EngineLink"]
 
 logger = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+Answer = TypeVar("Answer", bound=Ticketed)
 
 ANSWER_SECONDS = 5.0
 """An engine answers between two steps; one that does not in this time is stuck."""
@@ -65,11 +66,7 @@ class EngineLink:
         self._connection = connection
         self._streams: dict[str, EngineStream] = {}
         self._submissions: dict[int, EngineStream] = {}
-        self._ledgers: dict[int, asyncio.Future[GroupBooks]] = {}
-        self._yards: dict[int, asyncio.Future[YardMap]] = {}
-        self._arrivals: dict[int, asyncio.Future[ArrivalBatch]] = {}
-        self._found: dict[int, asyncio.Future[tuple[ServedRequest, ...]]] = {}
-        self._faults: dict[int, asyncio.Future[Disturbed]] = {}
+        self._questions = OpenQuestions()
         self._tickets = count(1)
         self._open = True
         self._gone_message = _GONE_MESSAGE
@@ -156,21 +153,20 @@ class EngineLink:
         Raises:
             RequestRefused: the engine does not answer, or is gone.
         """
-        return await self._ask(self._ledgers, lambda ticket: AskLedger(ticket, audit, memory))
+        return (await self._ask(LedgerAnswer, lambda t: AskLedger(t, audit, memory))).books
 
     async def draw_yard(self, max_cells: int) -> YardMap:
         """A picture of the engine's pool in at most so many cells. Raises like `books`."""
-        return await self._ask(self._yards, lambda ticket: AskYard(ticket, max_cells))
+        return (await self._ask(YardAnswer, lambda ticket: AskYard(ticket, max_cells))).yard
 
     async def arrivals(self, after: int) -> ArrivalBatch:
         """Requests that have ended there; see `ArrivalLog.take`. Raises like `books`."""
-        return await self._ask(self._arrivals, lambda ticket: AskArrivals(ticket, after))
+        return (await self._ask(ArrivalsAnswer, lambda ticket: AskArrivals(ticket, after))).batch
 
     async def requests(self, tenant: str, name: str, call_off: bool) -> tuple[ServedRequest, ...]:
         """A tenant's requests with a name there, ended if so. Raises like `books`."""
-        return await self._ask(
-            self._found, lambda ticket: AskRequests(ticket, tenant, name, call_off)
-        )
+        asked = self._ask(RequestsAnswer, lambda t: AskRequests(t, tenant, name, call_off))
+        return (await asked).requests
 
     async def disturb(self, fault: Fault, rank: int, seconds: float) -> str:
         """Have the group disturbed; what was done. Raises like `books`.
@@ -178,30 +174,26 @@ class EngineLink:
         Raises:
             LookupError: the engine does not allow it, or has no such rank.
         """
-        asked = self._ask(self._faults, lambda ticket: Disturb(ticket, fault, rank, seconds))
-        answer = await asked
+        answer = await self._ask(Disturbed, lambda t: Disturb(t, fault, rank, seconds))
         if answer.refused:
             raise LookupError(answer.refused)
         return answer.done
 
     async def _ask(
         self,
-        answers: dict[int, asyncio.Future[Answer]],
+        kind: type[Answer],
         question: Callable[[int], AskLedger | AskYard | AskArrivals | AskRequests | Disturb],
     ) -> Answer:
         if not self._open:
             raise RequestRefused(RefusalCode.UNAVAILABLE, self._gone_message)
         ticket = next(self._tickets)
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        answers[ticket] = answer
-        self._connection.post(question(ticket))
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await answer
-        except TimeoutError:
-            raise RequestRefused(RefusalCode.UNAVAILABLE, _SILENT_MESSAGE) from None
-        finally:
-            del answers[ticket]
+        with self._questions.asked(ticket, kind) as answer:
+            self._connection.post(question(ticket))
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    return await answer
+            except TimeoutError:
+                raise RequestRefused(RefusalCode.UNAVAILABLE, _SILENT_MESSAGE) from None
 
     async def close(self) -> None:
         """Hang up; the engine frees whatever ran for this ingress."""
@@ -240,16 +232,8 @@ class EngineLink:
                     stream.refuse(RequestMoved(taker, consignment))
             case Lost(text):
                 self._gone_message = text
-            case LedgerAnswer(ticket, books):
-                _settle(self._ledgers.get(ticket), books)
-            case RequestsAnswer(ticket, requests):
-                _settle(self._found.get(ticket), requests)
-            case YardAnswer(ticket, yard):
-                _settle(self._yards.get(ticket), yard)
-            case Disturbed(ticket):
-                _settle(self._faults.get(ticket), message)
-            case ArrivalsAnswer(ticket, batch):
-                _settle(self._arrivals.get(ticket), batch)
+            case LedgerAnswer() | YardAnswer() | ArrivalsAnswer() | RequestsAnswer() | Disturbed():
+                self._questions.settle(message)
 
     def _take_update(self, update: RequestUpdate) -> None:
         stream = self._streams.get(update.request_id)
@@ -273,19 +257,4 @@ class EngineLink:
         for stream in self._streams.values():
             stream.refuse(gone)
         self._streams.clear()
-        waiting: tuple[asyncio.Future[Any], ...] = (
-            *self._ledgers.values(),
-            *self._yards.values(),
-            *self._arrivals.values(),
-            *self._found.values(),
-            *self._faults.values(),
-        )
-        for answer in waiting:
-            if not answer.done():
-                answer.set_exception(gone)
-
-
-def _settle(answer: asyncio.Future[Answer] | None, value: Answer) -> None:
-    """Hand an answer to who asked, if somebody still waits for it."""
-    if answer is not None and not answer.done():
-        answer.set_result(value)
+        self._questions.end(gone)
