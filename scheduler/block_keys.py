@@ -5,13 +5,12 @@ at the root what else decides the KV (adapter, salt, weights). Knows neither blo
 Units: token ids; a key is 16 bytes.
 """
 
-import sys
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from hashlib import blake2b
 from struct import Struct, pack
+from struct import error as StructError
 
 __all__ = [
     "KEY_BYTES",
@@ -115,10 +114,10 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
     Raises:
         OverflowError: one is below 0 or above `MAX_TOKEN_ID`.
     """
-    packed = array("I", token_ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    try:
+        return Struct(f"<{len(token_ids)}I").pack(*token_ids)
+    except StructError as wrong:
+        raise OverflowError(f"token ids are from 0 to {MAX_TOKEN_ID}: {wrong}") from None
 
 
 @cache

@@ -7,6 +7,7 @@ is given to somebody else, is the pool's business. Units: blocks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from blockyard.scheduler.block_keys import KeyChain
 
@@ -69,6 +70,10 @@ class PrefixIndex:
         """Blocks that can be hit."""
         return len(self._entries)
 
+    def knows(self, key: bytes) -> bool:
+        """Whether some block has this key."""
+        return key in self._entries
+
     def extend(self, path: list[PrefixEntry], chain: KeyChain, num_blocks: int) -> None:
         """Lengthen `path`, the entries matched so far, up to `num_blocks` or the first miss.
 
@@ -89,11 +94,10 @@ class PrefixIndex:
         self, parent: PrefixEntry | None, chain: KeyChain, begin: int, end: int
     ) -> list[PrefixEntry]:
         """Entries of a chain's blocks from `begin` up to `end`, or the first miss."""
-        run: list[PrefixEntry] = []
-        for entry in map(self._entries.get, chain.keys[begin:end]):
-            if entry is None:
-                break
-            run.append(entry)
+        found = list(map(self._entries.get, chain.keys[begin:end]))
+        if not all(found):
+            del found[found.index(None) :]
+        run = cast(list[PrefixEntry], found)
         if parent is None and run and run[0].root != chain.root:
             return []
         if [entry.parent for entry in run] == [parent, *run[:-1]] and b"".join(
