@@ -289,7 +289,7 @@ class Batch:
         if index < len(self.running) and self.running[index] is request:
             del self.running[index]
             self._num_places -= 1 + len(request.pending_forks)
-            if request in self.lockstep:
+            if request.pace is not None:
                 self.lockstep.leave(request)
             else:
                 self._remove_out_of_step(request)

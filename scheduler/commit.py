@@ -44,6 +44,8 @@ def commit_step(
     if errors:
         for request in batch.running:
             batch.fall_out(request)
+    scored = result.logprobs or result.prompt_logprobs
+    members = draft.members() if scored else ()
     updates: list[RequestUpdate] = []
     apart: list[tuple[Request, int, int]] = []
     num_led = draft.num_led
@@ -98,9 +100,10 @@ def commit_step(
     parking.note_copies(result.moved_blocks, result.copy_seconds)
     decodes, recomputed = draft.num_decodes, draft.num_recomputed
     parking.note_step(draft.num_tokens - decodes, decodes, recomputed, result.compute_seconds)
-    if result.logprobs or result.prompt_logprobs:
-        return with_logprobs(updates, plan, draft, result)
-    return updates
+    if not scored:
+        return updates
+    children = [(parent.request_id, choice) for parent, choice, _ in draft.children]
+    return with_logprobs(updates, plan, members, children, result)
 
 
 def _commit_lockstep(
@@ -137,11 +140,11 @@ def _commit_lockstep(
         if request.num_computed >= request.publish_at:
             batch.publish(request)
     stops = lockstep.stop_token_ids
-    ended = {rows.place(request) for request in due if len(request.tokens) >= request.end_at}
+    ended = {rows.place(r): r for r in due if len(r.tokens) >= r.end_at}
     if stops and not stops.keys().isdisjoint(token_ids):
-        ended.update(place for place, token in enumerate(token_ids) if token in stops)
-    for place in sorted(ended):
-        updates[place] = _told(roster, rows.requests[place], token_ids[place], now)
+        ended |= {p: rows.requests[p] for p, token in enumerate(token_ids) if token in stops}
+    for place, request in sorted(ended.items()):
+        updates[place] = _told(roster, request, token_ids[place], now)
     lockstep.watch_booking(due)
     return updates
 

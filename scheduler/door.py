@@ -187,7 +187,9 @@ def refuse_hopeless(request: Request, tokens_ahead: int, rates: CostModel) -> No
 
 def _check_sampled_ids(sampling: SamplingParams, vocab_size: int) -> None:
     """Refuse token ids that a sampler would look up past the end of its scores."""
-    named: list[tuple[str, Iterable[int]]] = [("stop_token_ids", sampling.stop_token_ids)]
+    named: list[tuple[str, Iterable[int]]] = []
+    if sampling.stop_token_ids:
+        named.append(("stop_token_ids", sampling.stop_token_ids))
     if sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words:
         named += [
             ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),

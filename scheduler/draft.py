@@ -67,9 +67,10 @@ class PlanDraft:
         tokens = request.tokens
         start = request.num_planned
         end = start + count
-        samples = end == request.num_known
+        samples = end == max(len(tokens), start + 1)
         self.num_decodes += count == 1 and start >= request.num_prompt
-        self.num_recomputed += max(0, min(end, request.num_lost) - start)
+        if request.num_lost > start:
+            self.num_recomputed += min(end, request.num_lost) - start
         request.promise(count, self.step)
         self.rows.append(request)
         self._handles.append(handle)
@@ -136,9 +137,9 @@ class PlanDraft:
         self.rows[row].num_promised += len(token_ids)
 
     def members(self) -> tuple[Request, ...]:
-        """The request behind each row."""
-        led = self.stride.rows.requests if self.stride is not None else ()
-        return led + tuple(self.rows)
+        """The request behind each row, until the step is committed."""
+        led = self.stride.rows.requests if self.stride is not None else []
+        return (*led, *self.rows)
 
     def counts(self) -> Iterator[tuple[Request, int, int]]:
         """Each row's request, the tokens that it computes, and how many of them are guesses."""
@@ -176,7 +177,7 @@ class PlanDraft:
         handles: tuple[int, ...] = ()
         starts, led, guesses = handles, handles, handles
         if self.stride is not None:
-            handles, starts = self.stride.rows.handles, self.stride.starts
+            handles, starts = self.stride.handles, self.stride.starts
             led = self.stride.token_ids
         token_ids, counts = self._token_ids, self._counts
         if self._guesses:

@@ -15,7 +15,7 @@ from blockyard.scheduler.due_times import DueTimes
 from blockyard.scheduler.pace import Pace
 from blockyard.scheduler.plan import PLACEHOLDER
 from blockyard.scheduler.request import Request, RequestState
-from blockyard.scheduler.stride import LockstepColumns, LockstepRows, Stride
+from blockyard.scheduler.stride import LockstepColumns, Stride
 
 __all__ = ["Lockstep", "may_fall_in"]
 
@@ -50,14 +50,15 @@ class Lockstep:
         self.stop_token_ids: dict[int, int] = {}
         """Tokens that end some of them, and how many."""
         self._pace = Pace()
-        self._columns = LockstepColumns([], [], [], [], [])
+        self._columns = LockstepColumns([], [], [], [])
+        self._handles: list[int] = []
         # Where each would have started in the first step of all.
         self._origins = np.zeros(_LEAST_ROOM, dtype=np.int64)
         self._growing = DueTimes()  # by steps planned
         self._booking = DueTimes()  # by steps committed
         self._in_flight: list[Stride] = []
-        # As long as nobody comes or goes.
-        self._rows: LockstepRows | None = None
+        # The handles as plans tell them, as long as nobody comes or goes.
+        self._told_handles: tuple[int, ...] | None = None
         # Each row's newest token, while no step is in flight and nobody has to look for them.
         self._newest: list[int] | None = None
         # Since the last plan.
@@ -73,13 +74,16 @@ class Lockstep:
 
     def join(self, request: Request) -> None:
         """Take in a request that `may_fall_in`."""
-        handle, columns, count = request.handle, self._columns, len(self)
+        handle = request.handle
         if handle is None or request.pace is not None:
             raise ValueError(f"request {request.request_id!r} cannot fall in: {request.handle}")
         request.keep_pace(self._pace)
-        place = columns.place(request)
+        columns = self._own_columns() if self._in_flight else self._columns
+        count = len(columns.requests)
+        youngest = not count or columns.requests[-1] < request
+        place = count if youngest else columns.place(request)
         columns.requests.insert(place, request)
-        columns.handles.insert(place, handle)
+        self._handles.insert(place, handle)
         columns.names.insert(place, request.request_id)
         columns.choices.insert(place, request.choice)
         columns.tokens.insert(place, request.tokens)
@@ -89,10 +93,11 @@ class Lockstep:
             self._origins[place + 1 : count + 1] = self._origins[place:count]
         self._origins[place] = request.origin
         self.watch_growth(request)
-        self.watch_booking((request,))
+        request.booked_at = self._books_at(request)
+        self._booking.put(request, request.booked_at)
         self._count(request, 1)
         self._joined.append(request)
-        self._rows = None
+        self._told_handles = None
         if self._newest is not None:
             self._newest.insert(place, _newest_token(request))
 
@@ -104,13 +109,13 @@ class Lockstep:
         self._growing.drop(request, request.grows_at)
         self._booking.drop(request, request.booked_at)
         request.lose_pace()
-        place, count = self._columns.place(request), len(self)
-        columns: tuple[list[Any], ...] = self._columns
-        for column in columns:
+        columns = self._own_columns() if self._in_flight else self._columns
+        place, count = columns.place(request), len(columns.requests)
+        for column in (*columns, self._handles):
             del column[place]
         self._origins[place : count - 1] = self._origins[place + 1 : count]
         self._count(request, -1)
-        self._rows = None
+        self._told_handles = None
         if self._newest is not None:
             del self._newest[place]
 
@@ -138,12 +143,11 @@ class Lockstep:
     def advance(self, step: int) -> Stride:
         """Let everybody compute a token in the plan `step`."""
         pace = self._pace
-        rows = self._rows
-        if rows is None:
-            columns: tuple[list[Any], ...] = self._columns
-            rows = self._rows = LockstepRows._make(map(tuple, columns))
-        starts = self._origins[: len(self)] + pace.planned
-        stride = Stride(rows, pace.planned, tuple(starts.tolist()), self._token_ids())
+        handles = self._told_handles
+        if handles is None:
+            handles = self._told_handles = tuple(self._handles)
+        starts = tuple((self._origins[: len(handles)] + pace.planned).tolist())
+        stride = Stride(self._columns, pace.planned, handles, starts, self._token_ids())
         pace.planned += 1
         pace.step = step
         self._in_flight.append(stride)
@@ -153,12 +157,12 @@ class Lockstep:
 
     def commit(
         self, stride: Stride, sampled: tuple[int, ...]
-    ) -> tuple[LockstepRows, tuple[int, ...], list[Request]]:
+    ) -> tuple[LockstepColumns, tuple[int, ...], list[Request]]:
         """The oldest stride is over, and each row has sampled a token.
 
         Returns:
-            Rows of those still in lockstep, who have their token now; these tokens; and who of them
-            is due: has a full block, or its last token.
+            Rows of those still in lockstep, who have their token now, until the next one comes or
+            goes; these tokens; and who of them is due: has a full block, or its last token.
         """
         if self._in_flight.pop(0) is not stride:
             raise ValueError("an older step in lockstep is not committed yet")
@@ -180,13 +184,16 @@ class Lockstep:
         by_time: dict[int, list[Request]] = {}
         for request in requests:
             if request.pace is pace:
-                tokens = min(request.publish_at, request.end_at - 1)
-                # What is full already is published by a step of its own, which is in flight.
-                at = max(tokens - request.origin, pace.committed + 1, request.joined + 1)
-                request.booked_at = at
+                request.booked_at = at = self._books_at(request)
                 by_time.setdefault(at, []).append(request)
         for at, due in by_time.items():
             self._booking.put_all(due, at)
+
+    def _books_at(self, request: Request) -> int:
+        """Steps committed after which its next block is full, or its last token has come."""
+        tokens = min(request.publish_at, request.end_at - 1)
+        # What is full already is published by a step of its own, which is in flight.
+        return max(tokens - request.origin, self._pace.committed + 1, request.joined + 1)
 
     def leap(self, count: int, step: int) -> None:
         """Everybody has computed `count` tokens, up to the plan `step`, none of them in flight.
@@ -217,14 +224,15 @@ class Lockstep:
             raise AssertionError("somebody runs neither in lockstep nor out of step, or in both")
         tenants: dict[tuple[int, str], int] = {}
         stops: dict[int, int] = {}
-        for row in zip(*self._columns, self._origins.tolist(), strict=False):
+        origins = self._origins[: len(self)].tolist()
+        for row in zip(*self._columns, self._handles, origins, strict=True):
             request, name = row[0], row[0].request_id
             spec = request.spec
             _add(tenants, (spec.priority, spec.tenant), 1)
             for token in request.sampling.stop_token_ids:
                 _add(stops, token, 1)
-            true = (request.handle, name, request.choice, request.tokens, request.origin)
-            if row[1:] != true or request.tokens is not row[4]:
+            true = (name, request.choice, request.tokens, request.handle, request.origin)
+            if row[1:] != true or request.tokens is not row[3]:
                 raise AssertionError(f"request {name!r} is in lockstep as {row[1:]}, is {true}")
             if request.pace is not pace or request.state is not RequestState.RUNNING:
                 raise AssertionError(f"request {name!r} is {request.state} and in lockstep")
@@ -249,6 +257,13 @@ class Lockstep:
             raise AssertionError(f"{self.tenants} are counted in lockstep, it is {tenants}")
         if any(r.pace is not None for r in out_of_step):
             raise AssertionError("somebody out of step is counted by the clock")
+
+    def _own_columns(self) -> LockstepColumns:
+        """Columns that no step in flight has."""
+        columns: tuple[list[Any], ...] = self._columns
+        if any(stride.rows is columns for stride in self._in_flight):
+            self._columns = LockstepColumns._make(map(list, columns))
+        return self._columns
 
     def _token_ids(self) -> tuple[int, ...]:
         """The newest tokens, where they are known yet."""

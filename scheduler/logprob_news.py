@@ -4,7 +4,8 @@ Apart from the commit itself, because most steps have none. Prompts that are com
 preemption are scored anew by the workers; clients are told of each token once. Units: tokens.
 """
 
-from blockyard.scheduler.draft import PlanDraft
+from collections.abc import Sequence
+
 from blockyard.scheduler.plan import PromptLogprobs, StepPlan, StepResult
 from blockyard.scheduler.request import FinishReason, Request, RequestUpdate
 from blockyard.scheduler.sampling import TokenLogprobs
@@ -15,18 +16,29 @@ Member = tuple[str, int]
 
 
 def with_logprobs(
-    updates: list[RequestUpdate], plan: StepPlan, draft: PlanDraft, result: StepResult
+    updates: list[RequestUpdate],
+    plan: StepPlan,
+    members: Sequence[Request],
+    children: Sequence[Member],
+    result: StepResult,
 ) -> list[RequestUpdate]:
     """The updates of a step with what the workers tell of tokens.
 
     Args:
         updates: what the commit has made.
         plan: the step.
-        draft: who stands behind its rows.
+        members: who stands behind its rows.
+        children: choices that it forks.
         result: what the workers answer.
     """
-    chosen = _chosen(plan, draft, result)
-    prompts = _prompts(plan, draft, result)
+    sampled = [r.member for r, samples in zip(members, plan.samples, strict=True) if samples]
+    sampled += children
+    chosen = {
+        member: logprobs
+        for member, logprobs in zip(sampled, result.logprobs or (), strict=bool(result.logprobs))
+        if logprobs is not None
+    }
+    prompts = _prompts(dict(zip(plan.handles, members, strict=True)), result)
     told: list[RequestUpdate] = []
     for update in updates:
         member = update.request_id, update.choice
@@ -44,24 +56,9 @@ def with_logprobs(
     return told
 
 
-def _chosen(plan: StepPlan, draft: PlanDraft, result: StepResult) -> dict[Member, TokenLogprobs]:
-    sampled = [
-        request.member
-        for request, samples in zip(draft.members(), plan.samples, strict=True)
-        if samples
-    ]
-    sampled += [(parent.request_id, choice) for parent, choice, _ in draft.children]
-    return {
-        member: logprobs
-        for member, logprobs in zip(sampled, result.logprobs or (), strict=bool(result.logprobs))
-        if logprobs is not None
-    }
-
-
 def _prompts(
-    plan: StepPlan, draft: PlanDraft, result: StepResult
+    rows: dict[int, Request], result: StepResult
 ) -> dict[Member, tuple[TokenLogprobs, ...]]:
-    rows = dict(zip(plan.handles, draft.members(), strict=True))
     return {
         rows[scored.handle].member: entries
         for scored in result.prompt_logprobs

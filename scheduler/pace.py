@@ -100,9 +100,12 @@ class Paced:
 
     def lose_pace(self) -> None:
         """Count by itself again, from where it is."""
-        self.own_computed, self.own_promised, self.own_step = (
-            self.num_computed,
-            self.num_promised,
-            self.last_step,
-        )
+        pace, joined = self.pace, self.joined
+        if pace is None:
+            return
+        computed = max(0, pace.committed - joined)
+        self.own_computed += computed
+        self.own_promised += pace.planned - joined - computed
+        if pace.planned != joined:
+            self.own_step = pace.step
         self.pace = None

@@ -13,6 +13,7 @@ from blockyard.scheduler.draft import PlanDraft
 from blockyard.scheduler.growth import grow, grow_all, has_slot
 from blockyard.scheduler.lockstep import may_fall_in
 from blockyard.scheduler.making_room import RoomMaker
+from blockyard.scheduler.newcomers import find_room
 from blockyard.scheduler.preemption import yielding_to
 from blockyard.scheduler.request import Request, RequestState
 
@@ -36,6 +37,8 @@ class StepPacker:
         self._now = now
         self._room = RoomMaker(batch)
         self._budget = StepBudget(batch.config.max_step_tokens)
+        # Whether charges matter: nobody arrives meanwhile.
+        self._contended = batch.queue.contended
         # Whether a running request found fewer blocks than it needs now.
         self._short = False
 
@@ -191,6 +194,8 @@ class StepPacker:
                 break
             if set_aside and request.spec.priority != set_aside[0].spec.priority:
                 break
+            if not set_aside and self._enter(request):
+                continue
             batch.cache.match(request)
             if self._held_back(request):
                 continue
@@ -205,6 +210,18 @@ class StepPacker:
                 break
         for request in set_aside:
             batch.queue.push(request)
+
+    def _enter(self, request: Request) -> bool:
+        """Start the head of the queue with all that it knows, if nothing stands against it."""
+        block_ids = None if self._short else find_room(self._batch, request, self._budget.left)
+        if block_ids is None:
+            return False
+        first = len(self._draft.rows)
+        self._batch.queue.pop()
+        self._batch.start(request)
+        self._compute(request, len(request.tokens), block_ids)
+        self._charge(first)
+        return True
 
     def _held_back(self, head: Request) -> bool:
         """Let the head of the queue wait for a prefix that is being computed, if it should."""
@@ -228,14 +245,12 @@ class StepPacker:
             return False
         held = max(len(request.table.block_ids), len(request.path))
         needed = -(-len(request.tokens) // pool.block_size) - held
-        available = (
-            pool.num_available
-            - batch.cache.num_kept(request)
-            + batch.parking.num_reclaimable(request)
-        )
-        if not num_running:
-            return needed <= 0 or available > 0
-        return needed + batch.watermark.blocks(num_running) <= available
+        wanted = needed + batch.watermark.blocks(num_running)
+        available = pool.num_available
+        if wanted + len(request.path) <= available:
+            return True  # even if sharing took one for each block of its path
+        available += batch.parking.num_reclaimable(request) - batch.cache.num_kept(request)
+        return wanted <= available if num_running else needed <= 0 or available > 0
 
     def _admit(self, request: Request) -> None:
         """Start a newcomer with as many tokens as the step has left."""
@@ -247,14 +262,14 @@ class StepPacker:
     def _charge(self, first: int) -> None:
         """Charge tenants for what rows from `first` on compute, where turns depend on it."""
         queue = self._batch.queue
-        if queue.contended:
+        if self._contended:
             for request, prefill, decodes in self._draft.charges(first):
                 queue.charge(request, prefill, decodes)
 
     def _charge_lockstep(self) -> None:
         """Charge tenants for a token of each of their requests in lockstep."""
         queue = self._batch.queue
-        if self._draft.stride is not None and queue.contended:
+        if self._draft.stride is not None and self._contended:
             for (priority, tenant), count in self._batch.lockstep.tenants.items():
                 queue.charge_tenant(priority, tenant, 0, count)
 

@@ -54,6 +54,18 @@ class PrefixCache:
             chain.reach(request.tokens, most)
             self.index.extend(request.path, chain, most)
 
+    def is_alone(self, request: Request) -> bool:
+        """Whether nobody has blocks that a request could share, nor computes any.
+
+        A key that is not known names no block; one that is may be another content's.
+        """
+        chain, tokens = request.chain, request.tokens
+        if chain is None or len(tokens) <= self._block_size:
+            return True
+        chain.reach(tokens, 1)
+        key = chain.keys[0]
+        return not (self.index.knows(key) or self.waits.knows(key))
+
     def num_kept(self, request: Request) -> int:
         """How many of the blocks matched are available ones, which sharing them would take."""
         full = request.num_computed // self._block_size
@@ -124,7 +136,8 @@ class PrefixCache:
     def stop(self, request: Request) -> list[Request]:
         """Let a request publish no more; returns those who waited for it."""
         request.publish_at = NEVER
-        return self.waits.withdraw(request, len(request.path), request.num_announced)
+        begin, end = len(request.path), request.num_announced
+        return self.waits.withdraw(request, begin, end) if begin < end else []
 
     def reset(self, computed: Iterable[Request]) -> list[Request]:
         """Forget everything; what `computed`, who have KV, hold is not published either.

@@ -43,6 +43,10 @@ class PrefixWaits:
         """Requests that wait here."""
         return len(self._waits)
 
+    def knows(self, key: bytes) -> bool:
+        """Whether somebody computes the block of this key."""
+        return key in self._owners
+
     def members(self) -> tuple[Request, ...]:
         """Everyone who waits here."""
         return tuple(wait.request for wait in self._waits.values())

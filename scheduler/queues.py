@@ -114,7 +114,10 @@ class WaitingQueue:
     def head(self) -> Request | None:
         """Whose turn it is, left in place; None when nobody waits."""
         if self._head is None and len(self._members) > self._num_held:
-            self._head = self._head_of(self._first_line())
+            if self._num_entries == 1 == len(self._members):
+                self._head = next(iter(self._members.values()))
+            else:
+                self._head = self._head_of(self._first_line())
         return self._head
 
     def pop(self) -> Request:
@@ -123,11 +126,14 @@ class WaitingQueue:
         Raises:
             IndexError: nobody waits.
         """
-        request = self.head()
+        request = self._head or self.head()
         if request is None:
             raise IndexError("nobody waits")
         line = self._lines[-request.spec.priority]
-        line.take(request)
+        if self._num_entries == 1 == len(self._members):
+            line.drop_entries()
+        else:
+            line.take(request)
         self._num_entries -= 1
         self._forget(request, line)
         return request

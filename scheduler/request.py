@@ -223,7 +223,7 @@ class Request(Paced):
         self.num_prompt = len(self.spec.prompt_token_ids)
         self.end_at = self.num_prompt + self.max_tokens
         self.urgency = (-self.spec.priority, self.sequence, self.choice)
-        self.sampling = self.sampling_of(self.choice)
+        self.sampling = self.sampling_of(self.choice) if self.choice else self.spec.sampling
 
     def __lt__(self, other: "Request") -> bool:
         """Whether this one is more urgent."""

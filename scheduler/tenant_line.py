@@ -90,6 +90,10 @@ class TenantLine:
         """Forget all members, but not what tenants were charged."""
         self.num_queued.clear()
         self.num_tokens = 0
+        self.drop_entries()
+
+    def drop_entries(self) -> None:
+        """Empty all heaps, of which at most one living member has an entry that is done with."""
         self.parked.clear()
         self.waiting.clear()
         self._turns.clear()

@@ -89,6 +89,13 @@ def test_what_is_stored_at_once_ends_before_a_key_that_is_known() -> None:
     index.check()
 
 
+def test_what_is_stored_at_once_ends_before_a_key_that_it_has_had() -> None:
+    index = PrefixIndex()
+    chain = chain_of(1, 2, 3, 4, 5, 6, hints=(b"one", b"two", b"one"))
+    assert [entry.key for entry in index.store_run(None, chain, 0, (7, 8, 9))] == [b"one", b"two"]
+    index.check()
+
+
 def test_an_old_match_is_taken_anew() -> None:
     index = PrefixIndex()
     chain = chain_of(1, 2, 3, 4, 5, 6)
