@@ -23,7 +23,10 @@ __all__ = ["ASSUMED_STEP_SECONDS", "SchedulerBench", "measure_scheduler"]
 
 ASSUMED_STEP_SECONDS = 0.011
 """Length of a step, which makes 64 arrivals a second so many a step: an H200's by its roofline, for
-8e9 parameters and 256 requests of the lengths used here. Each then lives for four seconds."""
+8e9 parameters and 256 requests of the lengths used here. Each then lives for four seconds, in which
+it takes 31 blocks. On a device whose steps are twice as long twice as many come and go in each, and
+the scheduler has twice as long for it: the ratio to a step without grows, its share of time does
+not."""
 
 _ARRIVALS_PER_SECOND = 64
 _CHURN_PROMPT = 128
@@ -39,6 +42,8 @@ class SchedulerBench:
     Attributes:
         plan_commit_ms: by number of running requests in steady decode: mean and 99th percentile.
         churn_ratio: a step at 256 running with 64 arrivals and 64 endings a second, to one without.
+            Steps are taken to last `ASSUMED_STEP_SECONDS`, so 0.7 come and go in each; to take them
+            in counts, too, though a group does that while its workers compute.
         pool_size_ratio: a step over 100,000 blocks to one over 1,000, both pools full of blocks
             that were used and are kept.
         prefix_match_32k_ms: from the submission of a prompt of 32,768 tokens, all of it in the

@@ -145,12 +145,17 @@ def show_pipeline(bench: "PipelineBench") -> None:
 
 def show_scheduler(speed: "SchedulerBench") -> None:
     """Print how fast the scheduler is, in words."""
+    from blockyard.cluster.benchmark.scheduler import ASSUMED_STEP_SECONDS
+
     for running, times in speed.plan_commit_ms.items():
         typer.echo(
             f"plan and commit, {int(running):>5,} running: {times['mean']:.3f} ms "
             f"(99th percentile {times['p99']:.3f})"
         )
-    typer.echo(f"with 64 arrivals and endings a second: {speed.churn_ratio:.2f} times that")
+    typer.echo(
+        f"with 64 arrivals and endings a second: {speed.churn_ratio:.2f} times that at 256, were a "
+        f"step {ASSUMED_STEP_SECONDS * 1e3:.0f} ms"
+    )
     typer.echo(f"100,000 blocks against 1,000:          {speed.pool_size_ratio:.2f} times")
     typer.echo(f"a prompt of 32,768 cached tokens:      {speed.prefix_match_32k_ms:.2f} ms")
 
