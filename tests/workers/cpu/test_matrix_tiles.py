@@ -80,7 +80,7 @@ def test_sums_are_as_exact_as_a_chain_of_fused_multiply_adds(
 
 
 @pytest.mark.parametrize("storage", EVERY)
-@pytest.mark.parametrize("rows", [12, 15, 16, 17, 32, 33, 48, 95, 96, 192, 193, 1025])
+@pytest.mark.parametrize("rows", [8, 12, 15, 16, 17, 32, 33, 48, 95, 96, 192, 193, 1025])
 def test_any_number_of_rows(pool: NativePool, storage: WeightStorage, rows: int) -> None:
     layer = PackedLinear(pool, [normal(176, 608)], storage)
     assert relative_errors(layer, normal(rows, 608, seed=1)).max() < 1e-6

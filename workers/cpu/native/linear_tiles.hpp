@@ -18,20 +18,27 @@ constexpr int64_t kPassBytes = int64_t{4} << 20;
 
 struct alignas(64) TiledScratch {
   float sums[kTiledPanels][kBlockTiles * kSumFloats];
-  std::byte weights[kTiledPanels * kWholeGroups * kTileBytes];
+  std::byte weights[kTiledPanels * kStretchGroups * kTileBytes];
   float room[4 * kSumFloats];
   float wide[kTilePanels * kStretch * kPanel];
 };
-static_assert(kTiledPanels * kWholeGroups >= 2 * kSplitGroups * 3);
+static_assert(kTiledPanels >= 2 * 3, "two panels of float32 in pieces have room");
 
 inline TiledScratch& tiled_scratch() {
   static thread_local TiledScratch scratch;
   return scratch;
 }
 
-// From so many rows on the unit is faster: below, making pieces costs more than they save.
+// From so many rows on the unit is faster than vectors: with fewer, making pieces costs more than
+// it saves.
 inline int64_t least_tiled_rows(Storage storage) {
-  return storage == Storage::kFloat32 ? 96 : storage == Storage::kInt8 ? 16 : 12;
+  switch (storage) {
+    case Storage::kFloat32: return 64;
+    case Storage::kBfloat16: return 8;
+    case Storage::kInt8: return 16;
+    case Storage::kInt4: return 12;
+  }
+  return 0;
 }
 
 // Sums of some tiles of rows and neighbouring panels in float32 or bfloat16, two by two.
@@ -40,8 +47,7 @@ inline void multiply_panel_pairs(const RowPieces& rows, int first_tile, int tile
                                  const Weights& layer, int64_t first, int panels,
                                  TiledScratch& scratch) {
   const int64_t groups = layer.padded_inputs() / kGroup, bytes = group_bytes(layer.storage);
-  constexpr int64_t kMost = Pieces == 3 ? kSplitGroups : kWholeGroups;
-  const int64_t stretches = (groups + kMost - 1) / kMost;
+  const int64_t stretches = (groups + kStretchGroups - 1) / kStretchGroups;
   const int64_t length = (groups + stretches - 1) / stretches;
   const int steps = (tiles + 1) / 2;
   for (int64_t begin = 0; begin < groups; begin += length) {
@@ -63,7 +69,7 @@ inline void multiply_panel_pairs(const RowPieces& rows, int first_tile, int tile
         sums[i] = scratch.sums[which];
         weights[i] = from;
         if constexpr (Pieces == 3) {
-          std::byte* split = scratch.weights + i * kSplitGroups * Pieces * kTileBytes;
+          std::byte* split = scratch.weights + i * kStretchGroups * Pieces * kTileBytes;
           weights[i] = split;
           if (i >= width) continue;
           for (int64_t group = 0; group < depth; ++group)
@@ -99,7 +105,7 @@ inline void multiply_scaled_panels(const RowPieces& rows, int first_tile, int ti
                                    const Weights& layer, int64_t first, int panels,
                                    TiledScratch& scratch) {
   const int64_t groups = layer.padded_inputs() / kGroup, bytes = group_bytes(kStorage);
-  const int64_t stretches = (groups + kWholeGroups - 1) / kWholeGroups;
+  const int64_t stretches = (groups + kStretchGroups - 1) / kStretchGroups;
   const int64_t length = (groups + stretches - 1) / stretches;
   for (int64_t begin = 0; begin < groups; begin += length) {
     const int64_t depth = std::min(length, groups - begin);
@@ -108,7 +114,7 @@ inline void multiply_scaled_panels(const RowPieces& rows, int first_tile, int ti
     for (int panel = 0; panel < panels; ++panel) {
       for (int64_t group = 0; group < depth; ++group) {
         const std::byte* from = panel_at(panel) + group * bytes;
-        std::byte* to = scratch.weights + (panel * kWholeGroups + group) * kTileBytes;
+        std::byte* to = scratch.weights + (panel * kStretchGroups + group) * kTileBytes;
         if constexpr (kStorage == Storage::kInt8) tiles_of_int8(from, to);
         else tiles_of_int4(from, to);
       }
@@ -118,10 +124,11 @@ inline void multiply_scaled_panels(const RowPieces& rows, int first_tile, int ti
       for (int panel = 0; panel < panels; ++panel) {
         const std::byte* next =
             last ? layer.panel(first + panels + panel) : panel_at(panel) + depth * bytes;
-        const FetchedLines ahead{{reinterpret_cast<const char*>(next) + tile * lines * 64 * depth}, lines};
+        const auto* part = reinterpret_cast<const char*>(next) + tile * lines * 64 * depth;
+        const FetchedLines ahead{{part}, lines};
         multiply_scaled<kStorage>(rows.at(first_tile + tile, begin),
                                   rows.group_sums(first_tile + tile, begin),
-                                  scratch.weights + panel * kWholeGroups * kTileBytes,
+                                  scratch.weights + panel * kStretchGroups * kTileBytes,
                                   panel_at(panel), depth,
                                   scratch.sums[panel] + tile * kSumFloats, begin > 0, scratch.room,
                                   ahead);

@@ -1,13 +1,15 @@
 // Many rows times panels of weights on the matrix unit, as exact as in float32.
 //
 // The unit multiplies bfloat16 and sums in float32, sixteen times as many products a cycle as the
-// vector units. Rows come as three pieces each (`row_pieces.hpp`), which are the whole of a float32.
+// vector units. Rows come as three pieces (`row_pieces.hpp`), which are the whole of a float32.
 // Weights in bfloat16, and the bare numbers of those in 8 and 4 bits, are one piece: three products
-// then are all, nothing but the weights' own storage is rounded. Weights in float32 are split in
-// three as well, once for all rows that pass by; of the nine products the three smallest, below
-// 2^-23 of the whole together, are left out. Of 32 products the unit makes one sum before it adds
-// that to the others: against float64, errors of all four storages are half of those of a chain of
-// fused multiply-adds, and tests hold them to no more than that chain's.
+// are all, and nothing but the weights' own storage is rounded. Weights in float32 are split in
+// three as well, once for all rows that pass by; of the nine products the three smallest, together
+// below 2^-23 of the whole, are left out. Of 32 products the unit makes one sum before it adds that
+// to the others. Errors against float64 are a fifth (8 bits) to a half (float32) of those of a
+// chain of fused multiply-adds, and tests hold them to that chain's; in 4 bits, where a group's
+// product and its least value may cancel, to twice that. A weight that is not finite makes its
+// column NaN.
 #pragma once
 
 #ifdef __AMX_BF16__
@@ -17,10 +19,9 @@
 
 namespace blockyard {
 
-// Groups of inputs that are handled at once: two panels' pieces of float32 weights, or the pieces of
-// one tile of rows, stay in the first-level cache.
-constexpr int kSplitGroups = 6;
-constexpr int kWholeGroups = 9;
+// Groups of inputs that are handled at once: their weights as pieces stay in the caches while rows
+// pass by, and sums are seldom put away.
+constexpr int kStretchGroups = 9;
 constexpr int kSumFloats = kTileHeight * kPanel;
 
 // What is fetched meanwhile: `lines` cache lines from each place for each group of inputs.
@@ -77,8 +78,8 @@ inline void tiles_of_int4(const std::byte* from, std::byte* to) {
   }
 }
 
-// Sums of one or two tiles of rows and one or two panels, over some groups of inputs. Registers 0 to
-// 3 hold them, 4 and 5 rows, 6 and 7 weights; products are in the order that loads least.
+// Sums of one or two tiles of rows and one or two panels, over some groups of inputs. Registers 0
+// to 3 hold them, 4 and 5 rows, 6 and 7 weights; products are in the order that loads least.
 template <int Tiles, int Panels, int Pieces>
 inline void multiply_tiles(const std::byte* rows, int64_t tile_bytes,
                            const std::byte* const (&weights)[2], int64_t groups,
