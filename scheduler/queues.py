@@ -176,7 +176,10 @@ class WaitingQueue:
 
     def check(self) -> None:
         """Prove that each member is queued once, in a state that waits, and counted right."""
-        entries = {id(request) for line in self._lines.values() for request in line.entries()}
+        queued_up = [request for line in self._lines.values() for request in line.entries()]
+        if len(queued_up) != self._num_entries:
+            raise AssertionError(f"{self._num_entries} entries are counted, {len(queued_up)} are")
+        entries = set(map(id, queued_up))
         queued: dict[tuple[int, str], int] = {}
         for request in self._members.values():
             # An entry more than one can only be a stale one of the same request; it is skipped
@@ -215,7 +218,8 @@ class WaitingQueue:
         line = self._lines.get(rank)
         if line is None:
             if len(self._lines) >= _MANY_LINES:
-                self._lines = {r: kept for r, kept in self._lines.items() if kept.num_queued}
+                for idle in [r for r, known in self._lines.items() if not known.num_queued]:
+                    self._num_entries -= len(self._lines.pop(idle).entries())
                 self._ranks = sorted(self._lines)
             line = self._lines[rank] = TenantLine()
             insort(self._ranks, rank)
