@@ -16,6 +16,7 @@ from blockyard.cluster.client_request import Settings, build_request
 from blockyard.cluster.client_streams import (
     open_chunks,
     open_stream,
+    open_unary,
     read_blocking_stream,
     read_stream,
     resuming,
@@ -42,8 +43,12 @@ API_KEY_VARIABLE = "BLOCKYARD_API_KEY"
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_GENERATE = "/blockyard.v1.Generation/Generate"
+_EXPLAIN = "/blockyard.v1.Generation/Explain"
+_ABORT = "/blockyard.v1.Generation/Abort"
 _GET_LEDGER = "/blockyard.v1.Cluster/GetLedger"
 _GET_ARRIVALS = "/blockyard.v1.Cluster/GetArrivals"
+_GET_MODEL = "/blockyard.v1.Cluster/GetModel"
 _WATCH_LEDGER = "/blockyard.v1.Cluster/WatchLedger"
 
 
@@ -68,13 +73,7 @@ class GenerationClient:
         """
         self._timeout_seconds = timeout_seconds
         self._metadata = _key_metadata(api_key)
-        tls = tls if tls is not None else environment_credentials()
-        place, options = server_address(address), _channel_options()
-        self._channel = (
-            grpc.aio.secure_channel(place, tls, options=options)
-            if tls is not None
-            else grpc.aio.insecure_channel(place, options=options)
-        )
+        self._channel = _connect(grpc.aio, address, tls)
 
     async def __aenter__(self) -> Self:
         """Nothing is connected before the first call."""
@@ -90,8 +89,8 @@ class GenerationClient:
 
     async def generate(self, request: GenerateRequest) -> generation_pb2.GenerateResponse:
         """The whole answer. Raises `ServerError`."""
-        response: generation_pb2.GenerateResponse = await self._unary(
-            "/blockyard.v1.Generation/Generate", request, generation_pb2.GenerateResponse
+        response: generation_pb2.GenerateResponse = await self.call(
+            _GENERATE, request, generation_pb2.GenerateResponse
         )
         return response
 
@@ -112,20 +111,19 @@ class GenerationClient:
     async def explain(self, request_id: str) -> generation_pb2.ExplainResponse:
         """Why a request of ours waits, while it is being served. Raises `ServerError`."""
         request = generation_pb2.ExplainRequest(request_id=request_id)
-        told: generation_pb2.ExplainResponse = await self._unary(
-            "/blockyard.v1.Generation/Explain", request, generation_pb2.ExplainResponse
+        told: generation_pb2.ExplainResponse = await self.call(
+            _EXPLAIN, request, generation_pb2.ExplainResponse
         )
         return told
 
     async def abort(self, request_id: str) -> bool:
         """End a request of ours; False when none is being served. Raises `ServerError`."""
         request = generation_pb2.AbortRequest(request_id=request_id)
-        method = "/blockyard.v1.Generation/Abort"
-        return bool((await self._unary(method, request, generation_pb2.AbortResponse)).aborted)
+        return bool((await self.call(_ABORT, request, generation_pb2.AbortResponse)).aborted)
 
     async def ledger(self, audit: bool = False) -> cluster_pb2.LedgerResponse:
         """The books of every group, proved with `audit`. Raises `ServerError`."""
-        response: cluster_pb2.LedgerResponse = await self._unary(
+        response: cluster_pb2.LedgerResponse = await self.call(
             _GET_LEDGER, cluster_pb2.GetLedgerRequest(audit=audit), cluster_pb2.LedgerResponse
         )
         return response
@@ -143,33 +141,28 @@ class GenerationClient:
     async def arrivals(self, after: Mapping[str, int], salt: bytes) -> cluster_pb2.ArrivalsResponse:
         """What the cluster was asked for since `next` of the last answer. Raises `ServerError`."""
         request = cluster_pb2.GetArrivalsRequest(after=after, salt=salt)
-        response: cluster_pb2.ArrivalsResponse = await self._unary(
+        response: cluster_pb2.ArrivalsResponse = await self.call(
             _GET_ARRIVALS, request, cluster_pb2.ArrivalsResponse
         )
         return response
 
     async def model(self, name: str = "") -> cluster_pb2.ModelResponse:
         """Facts of a model; of the default one without a name. Raises `ServerError`."""
-        response: cluster_pb2.ModelResponse = await self._unary(
-            "/blockyard.v1.Cluster/GetModel",
-            cluster_pb2.GetModelRequest(name=name),
-            cluster_pb2.ModelResponse,
+        response: cluster_pb2.ModelResponse = await self.call(
+            _GET_MODEL, cluster_pb2.GetModelRequest(name=name), cluster_pb2.ModelResponse
         )
         return response
 
-    def _open(self, request: Any) -> Any:
-        return open_chunks(self._channel, request, self._timeout_seconds, self._metadata)
-
-    async def _unary(self, method: str, request: Any, response_type: Any) -> Any:
-        call = self._channel.unary_unary(
-            method,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=response_type.FromString,
-        )
+    async def call(self, method: str, request: Any, response_type: Any) -> Any:
+        """A method with one answer, by its full name. Raises `ServerError`."""
+        call = open_unary(self._channel, method, request, response_type)
         try:
             return await call(request, timeout=self._timeout_seconds, metadata=self._metadata)
         except grpc.RpcError as error:
             raise server_error(error) from None
+
+    def _open(self, request: Any) -> Any:
+        return open_chunks(self._channel, request, self._timeout_seconds, self._metadata)
 
 
 class BlockingClient:
@@ -185,13 +178,7 @@ class BlockingClient:
         """See `GenerationClient`."""
         self._timeout_seconds = timeout_seconds
         self._metadata = _key_metadata(api_key)
-        tls = tls if tls is not None else environment_credentials()
-        place, options = server_address(address), _channel_options()
-        self._channel = (
-            grpc.secure_channel(place, tls, options=options)
-            if tls is not None
-            else grpc.insecure_channel(place, options=options)
-        )
+        self._channel = _connect(grpc, address, tls)
 
     def __enter__(self) -> Self:
         """Nothing is connected before the first call."""
@@ -203,8 +190,8 @@ class BlockingClient:
 
     def generate(self, request: GenerateRequest) -> generation_pb2.GenerateResponse:
         """The whole answer. Raises `ServerError`."""
-        response: generation_pb2.GenerateResponse = self._unary(
-            "/blockyard.v1.Generation/Generate", request, generation_pb2.GenerateResponse
+        response: generation_pb2.GenerateResponse = self._call(
+            _GENERATE, request, generation_pb2.GenerateResponse
         )
         return response
 
@@ -223,7 +210,7 @@ class BlockingClient:
     def ledger(self, audit: bool = False) -> cluster_pb2.LedgerResponse:
         """The books of every group, proved with `audit`. Raises `ServerError`."""
         request = cluster_pb2.GetLedgerRequest(audit=audit)
-        response: cluster_pb2.LedgerResponse = self._unary(
+        response: cluster_pb2.LedgerResponse = self._call(
             _GET_LEDGER, request, cluster_pb2.LedgerResponse
         )
         return response
@@ -231,13 +218,12 @@ class BlockingClient:
     def abort(self, request_id: str) -> bool:
         """End a request of ours; False when none is being served. Raises `ServerError`."""
         request = generation_pb2.AbortRequest(request_id=request_id)
-        method = "/blockyard.v1.Generation/Abort"
-        return bool(self._unary(method, request, generation_pb2.AbortResponse).aborted)
+        return bool(self._call(_ABORT, request, generation_pb2.AbortResponse).aborted)
 
     def arrivals(self, after: Mapping[str, int], salt: bytes) -> cluster_pb2.ArrivalsResponse:
         """What the cluster was asked for since `next` of the last answer. Raises `ServerError`."""
         request = cluster_pb2.GetArrivalsRequest(after=after, salt=salt)
-        response: cluster_pb2.ArrivalsResponse = self._unary(
+        response: cluster_pb2.ArrivalsResponse = self._call(
             _GET_ARRIVALS, request, cluster_pb2.ArrivalsResponse
         )
         return response
@@ -253,16 +239,21 @@ class BlockingClient:
     def _open(self, request: Any) -> Any:
         return open_chunks(self._channel, request, self._timeout_seconds, self._metadata)
 
-    def _unary(self, method: str, request: Any, response_type: Any) -> Any:
-        call = self._channel.unary_unary(
-            method,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=response_type.FromString,
-        )
+    def _call(self, method: str, request: Any, response_type: Any) -> Any:
+        call = open_unary(self._channel, method, request, response_type)
         try:
             return call(request, timeout=self._timeout_seconds, metadata=self._metadata)
         except grpc.RpcError as error:
             raise server_error(error) from None
+
+
+def _connect(library: Any, address: str | None, tls: Any) -> Any:
+    """A channel of `grpc` or of `grpc.aio`, which make theirs alike."""
+    tls = tls if tls is not None else environment_credentials()
+    place, options = server_address(address), _channel_options()
+    if tls is None:
+        return library.insecure_channel(place, options=options)
+    return library.secure_channel(place, tls, options=options)
 
 
 def _key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""Streams as our clients read them; one that is cut off is read on, where that was asked for.
+"""Calls as our clients make them; a stream that is cut off is read on, where that was asked for.
 
 After a cut the client tries again until the request's grace is over. Tokens are neither lost nor
 doubled: the place is told in tokens, and what an answer that has ended says again is left out.
@@ -21,6 +21,7 @@ from blockyard.protos import generation_pb2 as pb
 __all__ = [
     "open_chunks",
     "open_stream",
+    "open_unary",
     "read_blocking_stream",
     "read_stream",
     "resuming",
@@ -30,6 +31,15 @@ __all__ = [
 _PAUSE_SECONDS = 0.1
 
 Open = Callable[[pb.GenerateRequest | pb.ResumeRequest], Any]
+
+
+def open_unary(channel: Any, method: str, request: Any, response_type: Any) -> Any:
+    """A method with one answer, to be called with the request."""
+    return channel.unary_unary(
+        method,
+        request_serializer=type(request).SerializeToString,
+        response_deserializer=response_type.FromString,
+    )
 
 
 def open_stream(channel: Any, method: str, request: Any, response_type: Any) -> Any:

@@ -13,12 +13,12 @@ async def load_adapter(
 ) -> pb.Adapter:
     """Have a model be served with an adapter too; see `cluster.proto`. Raises `ServerError`."""
     request = pb.LoadAdapterRequest(model=model, name=name, path=path)
-    told: pb.Adapter = await client._unary(f"{_CLUSTER}/LoadAdapter", request, pb.Adapter)
+    told: pb.Adapter = await client.call(f"{_CLUSTER}/LoadAdapter", request, pb.Adapter)
     return told
 
 
 async def unload_adapter(client: GenerationClient, name: str, model: str = "") -> pb.Adapter:
     """Have no more requests taken for an adapter. Raises `ServerError`."""
     request = pb.UnloadAdapterRequest(model=model, name=name)
-    told: pb.Adapter = await client._unary(f"{_CLUSTER}/UnloadAdapter", request, pb.Adapter)
+    told: pb.Adapter = await client.call(f"{_CLUSTER}/UnloadAdapter", request, pb.Adapter)
     return told

@@ -26,7 +26,7 @@ async def disturb(
     """
     request = chaos_pb2.DisturbRequest(fault=fault, group_id=group_id, rank=rank, seconds=seconds)
     try:
-        answer: chaos_pb2.DisturbResponse = await client._unary(
+        answer: chaos_pb2.DisturbResponse = await client.call(
             _DISTURB, request, chaos_pb2.DisturbResponse
         )
     except ServerError as error:

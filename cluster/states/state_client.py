@@ -11,14 +11,14 @@ _CLUSTER = "/blockyard.v1.Cluster"
 async def sleep(client: GenerationClient, model: str = "") -> pb.ModelState:
     """Have a model give back its memory; see `cluster.proto`. Raises `ServerError`."""
     request = pb.SleepRequest(model=model)
-    state: pb.ModelState = await client._unary(f"{_CLUSTER}/Sleep", request, pb.ModelState)
+    state: pb.ModelState = await client.call(f"{_CLUSTER}/Sleep", request, pb.ModelState)
     return state
 
 
 async def wake_up(client: GenerationClient, model: str = "") -> pb.ModelState:
     """Have a model serve again. Raises `ServerError`."""
     request = pb.WakeUpRequest(model=model)
-    state: pb.ModelState = await client._unary(f"{_CLUSTER}/WakeUp", request, pb.ModelState)
+    state: pb.ModelState = await client.call(f"{_CLUSTER}/WakeUp", request, pb.ModelState)
     return state
 
 
@@ -27,5 +27,5 @@ async def update_weights(
 ) -> pb.ModelState:
     """Have a model go on with other weights. Raises `ServerError`."""
     request = pb.UpdateWeightsRequest(model=model, directory=directory)
-    state: pb.ModelState = await client._unary(f"{_CLUSTER}/UpdateWeights", request, pb.ModelState)
+    state: pb.ModelState = await client.call(f"{_CLUSTER}/UpdateWeights", request, pb.ModelState)
     return state
