@@ -21,7 +21,9 @@ async def test_o19_alternatives_belong_to_their_token(rig: Any, stop: tuple[str,
     assert len(first.logprobs[0]) == first.completion_tokens == 12
     for way, answer in told.items():
         assert answer.spelled == first.spelled, way
-        assert answer.logprobs == first.logprobs, way
+        # The first way computes the whole prompt, the others what the cache lacks: sums of other
+        # numbers of rows round otherwise.
+        assert answer.logprobs[0] == pytest.approx(first.logprobs[0], abs=1e-4), way
         assert answer.texts == first.texts, way
         for own, tops in zip(answer.logprobs[0], answer.tops[0], strict=True):
             assert len(tops) in (3, 4)

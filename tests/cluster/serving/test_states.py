@@ -81,7 +81,7 @@ async def test_sleep_other_weights_and_wake(
                 pass
 
         with pytest.raises(ServerError, match="not below the directory of weights"):
-            await client._unary(
+            await client.call(
                 "/blockyard.v1.Cluster/UpdateWeights",
                 cluster_pb2.UpdateWeightsRequest(directory="../elsewhere"),
                 cluster_pb2.ModelState,
