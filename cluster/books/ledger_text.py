@@ -187,7 +187,8 @@ def _rank_table(group: Any) -> Table:
 def _policy(server: Any) -> Text:
     late = server.behind_seconds
     age = f", {late:,.0f} s ago" if late >= 1 else ""
-    return Text(f"  {server.policy}: {_POLICIES[server.policy]}{age}")
+    means = _POLICIES.get(server.policy, "how a newer server than this command reckons")
+    return Text(f"  {server.policy}: {means}{age}")
 
 
 def _contiguous_table(servers: list[Any]) -> Table:

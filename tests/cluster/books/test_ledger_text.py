@@ -94,6 +94,14 @@ def test_who_looks_back_is_shown_once_there_is_something_to_see(report: Any, sho
     assert "exact: each reserves what it will need, known from looking back, 13 s ago" in text
 
 
+def test_a_policy_that_only_a_newer_server_knows_is_shown_too(busy: Any, show: Show) -> None:
+    told = response(busy)
+    told.groups[0].contiguous[0].policy = "buddy"
+    text = " ".join(show(told).split())
+    assert "│ buddy │ 39 │" in text
+    assert "buddy: how a newer server than this command reckons" in text
+
+
 def test_on_a_terminal_the_table_is_drawn_in_place(report: Any, show: Show) -> None:
     text = show(response(report), response(report), terminal=True)
     assert "\x1b[1A" in text
