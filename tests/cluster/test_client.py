@@ -77,7 +77,7 @@ class TestAsynchronous:
             async with aclosing(stream):
                 assert (await anext(stream)).text == "a"
         while not dispatcher.streams[0].aborts:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
     async def test_refusals_carry_the_field(self, served_address: str) -> None:
         request = build_request(prompt="a", settings=Settings(temperature=-1))

@@ -151,7 +151,7 @@ class TestLeaving:
     @staticmethod
     async def stream_of(dispatcher: Any) -> Any:
         while not dispatcher.streams:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         return dispatcher.streams[0]
 
     async def test_cancelling_a_stream_aborts(

@@ -34,7 +34,7 @@ async def test_news_of_groups_wake_everybody_who_waits(monkeypatch: pytest.Monke
 
     waiting = [asyncio.create_task(wait(turns)) for turns in (1, 2)]
     while len(told.counts) < 2:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     told.room.note_change()
     await waiting[0]
     assert not waiting[1].done()
@@ -60,7 +60,7 @@ async def test_who_leaves_waits_no_more() -> None:
 
     waiting = asyncio.create_task(wait())
     while not told.counts:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     waiting.cancel()
     await asyncio.wait([waiting])
     assert told.counts == [("m", 1), ("m", 0)]

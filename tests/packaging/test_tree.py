@@ -156,3 +156,18 @@ def test_files_stay_short() -> None:
         for path in python_files(*CODE, "tests", "benchmarks")
     }
     assert {path: lines for path, lines in lengths.items() if lines >= MOST_LINES} == {}
+
+
+def test_nothing_waits_by_spinning() -> None:
+    """An event loop that spins lets go of the interpreter for less time than a waking thread takes.
+
+    A worker's thread in the same process may then never get its turn: wait with `sleep(0.001)`.
+    """
+    spinning = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in python_files(*CODE, "tests", "benchmarks")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.While)
+        and [ast.unparse(statement) for statement in node.body] == ["await asyncio.sleep(0)"]
+    ]
+    assert spinning == []

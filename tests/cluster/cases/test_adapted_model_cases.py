@@ -72,7 +72,7 @@ async def test_o05_adapters_outlast_sleep_and_what_is_lost_meanwhile_is_told(
         await dispatcher.load_adapter("tiny", describe_adapter(tmp_path / name, name, 16))
     asked = [asyncio.create_task(ask(name, 100)) for name in ("a", "b", "tiny")]
     while dispatcher.engine.ledger().step < 8:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     await rest.sleep()
     make_adapter(tmp_path / "b", tiny_model, 7)  # other files under the same name
     await rest.wake()

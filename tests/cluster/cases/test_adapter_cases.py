@@ -67,7 +67,7 @@ class Rig:
     async def until(self, happened: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):
             while not happened():
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
 
 
 async def updates_of(stream: TokenStream) -> list[RequestUpdate]:

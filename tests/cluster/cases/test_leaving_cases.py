@@ -60,7 +60,7 @@ async def test_o15_nothing_comes_after_an_abort_whenever_it_is(make_rig: Any) ->
         reading = asyncio.create_task(anext(stream))
         async with asyncio.timeout(60):
             while rig.dispatcher.engine.ledger().step < begun + steps and not reading.done():
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await stream.aclose()

@@ -51,7 +51,7 @@ class Sleeper:
         end = ledger().step + count
         async with asyncio.timeout(60):
             while ledger().step < end:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
 
 
 def _tokens(answer: Told) -> list[int]:
@@ -117,7 +117,7 @@ async def test_o05_sleep_keeps_requests_and_frees_the_model(sleeper: Sleeper) ->
     waits = asyncio.create_task(sleeper.ask(other, max_tokens=60))
     leaves = asyncio.create_task(sleeper.ask(other, max_tokens=50))
     while sleeper.dispatcher.engine.num_requests < 3:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     leaves.cancel()
     await asyncio.gather(leaves, return_exceptions=True)
     assert sleeper.dispatcher.engine.ledger().step == step

@@ -142,7 +142,7 @@ async def test_a_search_is_called_off_by_its_name(rig: Any) -> None:
     answering = asyncio.create_task(rig.client.generate(request))
     async with asyncio.timeout(60):
         while not await rig.dispatcher.requests("", "mine", call_off=True):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         answer = await answering
     assert [choice.finish_reason for choice in answer.choices] == [pb.FINISH_REASON_ABORT] * 3
     assert not any(choice.token_ids for choice in answer.choices)

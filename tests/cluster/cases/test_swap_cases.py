@@ -134,7 +134,7 @@ async def test_o12_the_right_bytes_come_back_under_load(swapping: Swapping) -> N
         for number in gone:
             steps = swapping.dispatcher.engine.ledger().step + rng.randint(3, 40)
             while swapping.dispatcher.engine.ledger().step < steps:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
             asking[number].cancel()
         answers = await asyncio.gather(*asking, return_exceptions=True)
         for number, answer in enumerate(answers):

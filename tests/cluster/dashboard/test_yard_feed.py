@@ -122,7 +122,7 @@ async def test_ending_ends_every_watch(make_feed: Callable[[float], YardFeed]) -
 
     watching = [asyncio.create_task(follow()) for _ in range(2)]
     while any(not task.done() and feed._looks.get("") is None for task in watching):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     await asyncio.sleep(0)
     feed.end()
     async with asyncio.timeout(60):

@@ -94,7 +94,7 @@ async def test_leaving_calls_off_all(service: GenerationService, dispatcher: Any
     stream = service.stream(asked(best_of=4))
     reading = asyncio.ensure_future(anext(stream))
     while not dispatcher.streams or len(dispatcher.streams[0].playing) > 1:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading

@@ -164,7 +164,7 @@ class TestLeaving:
         call = chunks_of(service, asked()) if streamed else service.generate(asked())
         task = asyncio.ensure_future(call)
         while not dispatcher.streams:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

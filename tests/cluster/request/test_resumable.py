@@ -219,7 +219,7 @@ async def test_closing_ends_whoever_reads() -> None:
     reading = kept.start("", "mine", 30, Source(hangs=True).stream())
     waiting = asyncio.create_task(anext(reading))
     while not len(kept):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     await asyncio.sleep(0)
     await kept.close()
     with pytest.raises(ApiError, match="was given up"):

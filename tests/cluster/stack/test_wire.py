@@ -153,7 +153,7 @@ async def test_closing_does_not_wait_for_a_peer_that_reads_no_more(
         connection.post(Note("x" * 4_000_000))
     async with asyncio.timeout(20):
         while peer.echoed < 8:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         await listener.close()
         await connection.close()
         await connection.close()

@@ -32,7 +32,7 @@ async def test_blocks_are_there_when_every_rank_has_them(slow: int) -> None:
     carrier = BlockCarrier(ends, DOORS)
     fetching = asyncio.create_task(carrier.fetch(7, DOORS, b"key", 2, (4, 5, 6), 1.0))
     while not all(end.asked for end in ends):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     assert [end.asked for end in ends] == [
         [Fetch(7, door, b"key", 2, (4, 5, 6), 1.0)] for door in DOORS
     ]

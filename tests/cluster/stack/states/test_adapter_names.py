@@ -43,13 +43,13 @@ async def test_of_two_orders_for_one_name_the_second_is_refused_until_it_is_free
     asked = groups["one"].asked.pop()
     states.became(groups["one"], Became(asked.ticket, asked.state, RefusalCode.INVALID, "damaged"))
     while not groups["one"].asked:  # it goes back to what it was
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     back = groups["one"].asked.pop()
     states.became(groups["one"], Became(back.ticket, back.state))
     assert (await first).code is RefusalCode.INVALID
     again = order(loading("two"))
     while not groups["two"].asked:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     asked = groups["two"].asked.pop()
     states.became(groups["two"], Became(asked.ticket, asked.state))
     assert (await again).code is None
