@@ -15,6 +15,7 @@ import torch
 from blockyard.cuda.backend import BlockMoves
 from blockyard.scheduler.plan import BlockCopy
 from blockyard.workers.kv_layers import KVGeometry, KVLayers
+from blockyard.workers.large_memory import held_memory
 
 __all__ = ["KVCache"]
 
@@ -61,8 +62,9 @@ class KVCache(KVLayers):
         if num_host_blocks < 0:
             raise ValueError(f"the host pool has {num_host_blocks} blocks; 0 means none")
         self.num_blocks = self.null_block = num_blocks
-        super().__init__(geometry, _empty_pool(geometry, num_blocks + null_block, device))
-        self.host_pool = _empty_pool(geometry, num_host_blocks, torch.device("cpu"))
+        super().__init__(geometry, _make_pool(geometry, num_blocks + null_block, device))
+        shape = num_host_blocks, geometry.block_bytes
+        self.host_pool = torch.empty(shape, dtype=torch.uint8)
         self.host_blocks = geometry.numbers(self.host_pool)
         self.beside = KVLayers.beside_of(geometry, self.pool)
         if device.type == "cuda" and num_host_blocks:
@@ -153,7 +155,9 @@ class KVCache(KVLayers):
         return time.perf_counter() - began
 
 
-def _empty_pool(geometry: KVGeometry, num_blocks: int, device: torch.device) -> torch.Tensor:
+def _make_pool(geometry: KVGeometry, num_blocks: int, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return held_memory(num_blocks * geometry.block_bytes).view(num_blocks, -1)
     return torch.empty(num_blocks, geometry.block_bytes, dtype=torch.uint8, device=device)
 
 

@@ -188,7 +188,6 @@ class NativeDecoder:
     def _layers_of(self, cache: KVLayers) -> "Array[NativeLayer]":
         """The pool's layers for the library, found once for each pool."""
         if self._cache is None or self._cache() is not cache:
-            self._pool.call.by_advise_large_pages(cache.pool.data_ptr(), cache.pool.nbytes)
             for index in range(len(self._cache_layers)):
                 self._cache_layers[index] = native_layer(cache.layer(index))
             self._cache = weakref.ref(cache)

@@ -3,7 +3,6 @@
 What is stored in fewer bits comes back slightly changed; `restore` tells how. Units: bytes.
 """
 
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +11,7 @@ import torch
 
 from blockyard.workers.cpu.library import NativeMatrix, NativePool
 from blockyard.workers.cpu.low_rank import RowAdapters
+from blockyard.workers.large_memory import large_memory
 
 __all__ = ["PANEL_COLUMNS", "PackedLinear", "WeightStorage"]
 
@@ -79,7 +79,7 @@ class PackedLinear:
         self.inputs = weights[0].shape[1]
         self._pool = pool
         self.nbytes: int = pool.call.by_packed_bytes(self.columns, self.inputs, storage.number)
-        self._data = _large_buffer(self.nbytes)
+        self._data = large_memory(self.nbytes)
         self._bias = None
         if bias is not None:
             self._bias = torch.zeros(sum(panels) * PANEL_COLUMNS)
@@ -170,10 +170,3 @@ class PackedLinear:
         return NativeMatrix(
             self._data.data_ptr(), bias, self.columns, self.inputs, self.storage.number
         )
-
-
-def _large_buffer(num_bytes: int) -> torch.Tensor:
-    """Memory in large pages where the system has them: weights are read from end to end."""
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)

@@ -58,7 +58,8 @@ void for_pieces(ThreadPool& pool, const Weights& layer, ConstRows inputs, int64_
   // A chunk is long enough to make claiming it cheap and its memory one stream, and there are
   // enough of them for a late thread to cost little.
   const int wanted = std::max(1, 12 * pool.threads() / blocks);
-  const int64_t stream = rows <= kDirectRows ? kLeastStream / (Width * layer.panel_bytes()) : 1;
+  const bool direct = rows <= direct_rows(layer.storage);
+  const int64_t stream = direct ? kLeastStream / (Width * layer.panel_bytes()) : 1;
   const int most = units / (2 * pool.threads());
   const int size = std::max({1, units / wanted, static_cast<int>(std::min<int64_t>(stream, most))});
   const int pieces = (units + size - 1) / size;

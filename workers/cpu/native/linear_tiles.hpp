@@ -33,10 +33,10 @@ inline TiledScratch& tiled_scratch() {
 // it saves.
 inline int64_t least_tiled_rows(Storage storage) {
   switch (storage) {
-    case Storage::kFloat32: return 64;
-    case Storage::kBfloat16: return 8;
-    case Storage::kInt8: return 16;
-    case Storage::kInt4: return 12;
+    case Storage::kFloat32: return 80;
+    case Storage::kBfloat16: return 5;
+    case Storage::kInt8: return 13;
+    case Storage::kInt4: return 10;
   }
   return 0;
 }

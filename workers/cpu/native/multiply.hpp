@@ -165,7 +165,7 @@ inline void multiply_panels(const float* rows, int64_t row_stride, int count, co
                             int64_t first, int panels, float* sums, int64_t sum_stride,
                             float* wide) {
   const int64_t inputs = layer.padded_inputs();
-  if (count <= kDirectRows) {
+  if (count <= direct_rows(Reader::storage)) {
     for (int i = 0; i < panels; ++i)
       multiply_panel<Reader>(rows, row_stride, count, layer.panel(first + i), inputs,
                              sums + i * sum_stride);

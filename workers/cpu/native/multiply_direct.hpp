@@ -7,8 +7,12 @@
 
 namespace blockyard {
 
-// Rows whose sums with one panel are kept while the panel is read once from end to end.
-constexpr int kDirectRows = 6;
+// So many rows at most have their sums with one panel kept while the panel is read once from end to
+// end. Of float32 there is nothing to widen, and stretches of two panels are sooner as fast; of
+// narrower storages a row more costs less here, until registers run out.
+constexpr int direct_rows(Storage storage) {
+  return storage == Storage::kFloat32 ? 2 : kRegisters == 32 ? 12 : 8;
+}
 
 // Calls body(constant) with the constant that `count` is, 1 <= count <= Most.
 template <int Most, class Body>
@@ -123,7 +127,7 @@ inline void multiply_panel(const float* rows, int64_t row_stride, int count,
   constexpr bool kHasScales =
       Reader::storage == Storage::kInt8 || Reader::storage == Storage::kInt4;
   constexpr int kGroupRows = kRegisters == 32 ? 4 : 2;  // of which sums and a group's sums fit
-  with_count<kDirectRows>(count, [&](auto constant) {
+  with_count<direct_rows(Reader::storage)>(count, [&](auto constant) {
     if constexpr (kHasScales && constant <= kGroupRows)
       multiply_groups<constant, Reader>(rows, row_stride, panel, inputs, sums);
     else
