@@ -1,7 +1,7 @@
 """The step loop of one group: plan, execute, commit, deliver.
 
 As many steps are under way as the scheduler allows: with two, the next one is planned and sent
-while the one before it runs, and neither planning nor the way to the workers costs any time.
+shortly before the one that runs ends, and neither planning nor the way to the workers costs time.
 
 Knows no Ray, no gRPC and no sockets. All calls on the scheduler happen in one event loop, so
 between two awaits the books are consistent.
@@ -69,7 +69,7 @@ class Engine:
         self.adapters = EngineAdapters(self)
         self.step_meter = StepMeter()
         self.step_log = StepLog(clock)
-        self._under_way = StepsUnderWay()
+        self._under_way = StepsUnderWay(clock)
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -222,7 +222,7 @@ class Engine:
         self.note_change()
 
     async def step(self) -> bool:
-        """Schedule as far ahead as may be, then let the oldest step end, and update.
+        """Schedule as far ahead as is due, then let the oldest step end, and update.
 
         Returns:
             False when nothing is under way and there is nothing to compute.
@@ -230,13 +230,13 @@ class Engine:
         Raises:
             GroupLost: a rank is gone.
         """
-        while not self.succession.wanted and self.scheduler.may_plan and self._schedule():
-            pass
+        while room := self.scheduler.may_plan and not self.succession.wanted:
+            if not (self._under_way.is_next_due() and self._schedule()):
+                break
         if not self._under_way:
             return False
         # While there is room for another step, whatever changes may bring it about.
-        changed = self._changed if self.scheduler.may_plan else None
-        result = await self._under_way.end_oldest(unless=changed)
+        result = await self._under_way.end_oldest(unless=self._changed if room else None)
         if result is not None:
             self._update(result)
         return True
@@ -252,7 +252,7 @@ class Engine:
         plan = self.scheduler.plan(now)
         if plan is None:
             return False
-        self._under_way.start(self._group.execute(plan))
+        self._under_way.start(self._group.execute(plan), plan, now)
         self.step_meter.sent(now, self._clock())
         self.step_log.began(plan, now)
         asyncio.get_running_loop().call_soon(self.shadow.catch_up)  # once the plan is on its way
