@@ -25,9 +25,10 @@ from install import GGUF, PEERS, PLACE, install
 from blockyard.cluster.benchmark.end_to_end import decoder_work, floor_seconds
 from blockyard.cluster.benchmark.workloads import make_workload
 from blockyard.workers.catalog import DEFAULT_MODEL, default_cache_dir
-from blockyard.workers.cpu.ceilings import measure_ceilings
+from blockyard.workers.cpu.ceilings import Ceilings, measure_ceilings
 from blockyard.workers.cpu.compiler import processor_features
 from blockyard.workers.cpu.library import load_library
+from blockyard.workers.cpu.packed import WeightStorage
 
 __all__ = ["RUNS", "Run", "compare"]
 
@@ -142,7 +143,8 @@ def _measure(run: Run, workloads: list[str], number: int, threads: int, out: Pat
 
 
 def _put_together(lines: list[dict[str, Any]], threads: int, rounds: int) -> dict[str, Any]:
-    ceilings = measure_ceilings(load_library().pool(threads))
+    pool = load_library().pool(threads)
+    ceilings = {storage.value: measure_ceilings(pool, storage) for storage in WeightStorage}
     rows = []
     for key in sorted({(line["workload"], line["label"], line["peer"]) for line in lines}):
         own = [line for line in lines if (line["workload"], line["label"], line["peer"]) == key]
@@ -154,7 +156,7 @@ def _put_together(lines: list[dict[str, Any]], threads: int, rounds: int) -> dic
                 "other_cores": max(one["other_cores"] for one in own),
                 "passes": len(own),
                 "floor_ratio": round(
-                    median(one["seconds"] for one in own) / _floor(key[0], key[1], ceilings), 3
+                    median(one["seconds"] for one in own) / _floor(*key[:2], ceilings[key[1]]), 3
                 ),
             }
         )
@@ -172,12 +174,12 @@ def _put_together(lines: list[dict[str, Any]], threads: int, rounds: int) -> dic
         "date": datetime.date.today().isoformat(),
         "threads": threads,
         "rounds": rounds,
-        "ceilings": asdict(ceilings),
+        "ceilings": {label: asdict(one) for label, one in ceilings.items()},
         "rows": rows,
     }
 
 
-def _floor(name: str, label: str, ceilings: Any) -> float:
+def _floor(name: str, label: str, ceilings: Ceilings) -> float:
     work = decoder_work(str(MODEL), 0)
     head_bits = _WEIGHT_BITS["int8"] if label == "int4" else _WEIGHT_BITS[label]
     bits = work.layer_operations * _WEIGHT_BITS[label] + work.head_operations * head_bits

@@ -61,7 +61,10 @@ def _openvino(model: Path) -> None:
 
 
 def _llamacpp(model: Path) -> None:
+    # Its code for AMX ends with SIGILL where a process must first ask the system for the unit.
+    without = " ".join(f"-mno-amx-{part}" for part in ("tile", "int8", "bf16"))
     flags = (
+        f"-DCMAKE_C_FLAGS='{without}' -DCMAKE_CXX_FLAGS='{without}' "
         "-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF "
         "-DLLAMA_BUILD_HTML=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -G Ninja "
         "-DCMAKE_BUILD_TYPE=Release"

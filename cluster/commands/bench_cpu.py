@@ -112,7 +112,8 @@ def show_linear(speed: "LinearBench") -> None:
     """Print how fast linears are, in a table."""
     typer.echo(
         f"{speed.model}, all linears of a step, {speed.threads} threads; this machine reads "
-        f"{speed.read_gb_per_s:.1f} GB/s and computes {speed.compute_gflop_per_s:.0f} GFLOP/s"
+        f"{speed.read_gb_per_s:.1f} GB/s and computes, in GFLOP/s, "
+        + ", ".join(f"{most:.0f} in {name}" for name, most in speed.compute_gflop_per_s.items())
     )
     typer.echo("\nweights  rows       ms    GB/s  GFLOP/s  times the floor")
     for one in speed.linears:
@@ -205,8 +206,10 @@ def _summary(
     from blockyard.cluster.benchmark.end_to_end import decoder_work, floor_seconds, summarise
     from blockyard.workers.cpu.ceilings import measure_ceilings
     from blockyard.workers.cpu.library import load_library
+    from blockyard.workers.cpu.packed import WeightStorage
 
-    ceilings = measure_ceilings(load_library().pool(threads or len(os.sched_getaffinity(0))))
+    pool = load_library().pool(threads or len(os.sched_getaffinity(0)))
+    ceilings = measure_ceilings(pool, WeightStorage(weights))
     work = decoder_work(description.directory, served.weight_bytes)
     floor = floor_seconds(workload, work, ceilings)
     peak_mib = served.peak_bytes / 2**20

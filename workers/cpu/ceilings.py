@@ -59,26 +59,25 @@ class DecoderWork:
         )
 
 
-def measure_ceilings(pool: NativePool) -> Ceilings:
-    """Measure this machine; takes a second or two."""
+def measure_ceilings(pool: NativePool, storage: WeightStorage) -> Ceilings:
+    """Measure this machine, computing with weights in `storage`; takes a second or two.
+
+    A matrix unit takes six products of bfloat16 for one of float32, three with narrower weights.
+    """
     streamed = PackedLinear(pool, [torch.zeros(_STREAMED_COLUMNS, _INPUTS)], WeightStorage.FP32)
     reading = _least_seconds(streamed, 1)
-    weight = torch.zeros(_COMPUTED_COLUMNS, _INPUTS)
-    # A matrix unit multiplies bfloat16: what is stored so is computed fastest.
-    computing = min(
-        _least_seconds(PackedLinear(pool, [weight], storage), _COMPUTED_ROWS)
-        for storage in (WeightStorage.FP32, WeightStorage.BF16)
-    )
+    computed = PackedLinear(pool, [torch.zeros(_COMPUTED_COLUMNS, _INPUTS)], storage)
+    computing = _least_seconds(computed, _COMPUTED_ROWS)
     operations = 2 * _COMPUTED_ROWS * _COMPUTED_COLUMNS * _INPUTS
     return Ceilings(streamed.nbytes / reading, operations / computing)
 
 
 def _least_seconds(layer: PackedLinear, rows: int) -> float:
     inputs = torch.zeros(rows, layer.inputs)
-    layer.multiply(inputs)
+    outputs = layer.multiply(inputs)
     seconds = []
     for _ in range(_TRIES):
         began = time.perf_counter()
-        layer.multiply(inputs)
+        layer.multiply(inputs, outputs=outputs)
         seconds.append(time.perf_counter() - began)
     return min(seconds)

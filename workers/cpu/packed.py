@@ -137,13 +137,24 @@ class PackedLinear:
         )
         return found
 
-    def multiply(self, rows: torch.Tensor, adapters: RowAdapters | None = None) -> torch.Tensor:
-        """`[rows, inputs]` to float32 `[rows, columns]`, with what adapters add to each layer."""
+    def multiply(
+        self,
+        rows: torch.Tensor,
+        adapters: RowAdapters | None = None,
+        outputs: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`[rows, inputs]` to float32 `[rows, columns]`, with what adapters add to each layer.
+
+        `outputs`: what an earlier call with as many rows has answered, to be written over.
+        """
         width = -(-self.inputs // _INPUT_GROUP) * _INPUT_GROUP
-        padded = torch.zeros(len(rows), width)
-        padded[:, : self.inputs] = rows
-        panels = -(-self.columns // PANEL_COLUMNS)
-        outputs = torch.empty(len(rows), panels * PANEL_COLUMNS)
+        padded = rows
+        if width > self.inputs or rows.dtype is not torch.float32 or not rows.is_contiguous():
+            padded = torch.zeros(len(rows), width)
+            padded[:, : self.inputs] = rows
+        if outputs is None:
+            panels = -(-self.columns // PANEL_COLUMNS)
+            outputs = torch.empty(len(rows), panels * PANEL_COLUMNS)[:, : self.columns]
         matrix = self.matrix()
         self._pool.call.by_linear(
             self._pool.address,
@@ -156,13 +167,13 @@ class PackedLinear:
             width,
             len(rows),
             outputs.data_ptr(),
-            outputs.shape[1],
+            outputs.stride(0),
             adapters.slots.data_ptr() if adapters is not None else None,
             adapters.linears if adapters is not None else None,
             len(self._parts),
             self._parts[0].step > 1,
         )
-        return outputs[:, : self.columns]
+        return outputs
 
     def matrix(self) -> NativeMatrix:
         """For the library; valid while this object lives."""
