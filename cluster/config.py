@@ -45,8 +45,8 @@ class ServeConfig:
         model: what to serve; its directory is the same on every node.
         kind, device, dtype, kv_dtype, weights, cuda_graphs, block_size, num_blocks,
             num_host_blocks, kv_memory_bytes, threads: see `WorkerConfig`.
-        max_running, max_step_tokens, max_waiting, preemption, pipeline_depth, speculate: see
-            `SchedulerConfig`.
+        max_running, max_step_tokens, max_waiting, preemption, speculate: see `SchedulerConfig`.
+        pipeline_depth: see `SchedulerConfig`; None: 2, or 1 where guesses need that.
         draft: the model that guesses, with `speculate` draft; its directory is the same on every
             node, too.
         draft_weights: see `WorkerConfig`.
@@ -106,7 +106,7 @@ class ServeConfig:
     max_step_tokens: int = 512
     max_waiting: int = 4096
     preemption: PreemptionPolicy = PreemptionPolicy.AUTO
-    pipeline_depth: int = 1
+    pipeline_depth: int | None = None
     speculate: Speculation = Speculation.OFF
     draft: ModelDescription | None = None
     draft_weights: str = "auto"
@@ -239,6 +239,9 @@ class ServeConfig:
     @property
     def scheduler(self) -> SchedulerConfig:
         """Limits of each group's scheduler."""
+        depth = self.pipeline_depth
+        if depth is None:
+            depth = 2 if self.speculate is Speculation.OFF else 1
         return SchedulerConfig(
             max_context_tokens=self.model.context_tokens,
             block_size=self.block_size,
@@ -247,7 +250,7 @@ class ServeConfig:
             max_waiting=self.max_waiting,
             vocab_size=self.model.vocab_size,
             preemption=self.preemption,
-            pipeline_depth=self.pipeline_depth,
+            pipeline_depth=depth,
             speculate=self.speculate,
         )
 

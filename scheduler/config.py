@@ -49,7 +49,8 @@ class SchedulerConfig:
         preemption: what becomes of a preempted request's blocks.
         vocab_size: token ids are below it; what a model does not know would bring its workers down.
         pipeline_depth: steps that may be in flight at once. With 2 a step is planned while the one
-            before it runs, so the device never waits for a plan; newcomers wait a step longer.
+            before it runs, so the device never waits for a plan; who comes after that waits a step
+            longer, so whoever drives it had best plan late.
         speculate: whether steps check guesses of next tokens, and whose; answers stay the same.
         weight_version: of the model's weights: blocks that others have computed are not found.
     """

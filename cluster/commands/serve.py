@@ -113,7 +113,7 @@ def serve(
             "memory, dropped and computed anew, or the cheaper of the two each time."
         ),
     ] = PreemptionPolicy.AUTO,
-    pipeline_depth: PipelineDepth = 1,
+    pipeline_depth: PipelineDepth = None,
     speculate: Speculate = Speculation.OFF,
     draft_model: DraftModel = None,
     draft_weights: DraftWeights = "auto",

@@ -98,11 +98,11 @@ KvMemory = Annotated[
     ),
 ]
 PipelineDepth = Annotated[
-    int,
+    int | None,
     typer.Option(
-        help="Steps in flight at once. With 2 a step is planned while the one before it runs: "
-        "the device never waits for a plan, a newcomer waits a step longer. See `blockyard "
-        "bench pipeline`.",
+        help="Steps in flight at once. With 2 a step is planned shortly before the one that runs "
+        "ends, and the device does not wait for it. See `blockyard bench pipeline`.",
+        show_default="2, or 1 with --speculate",
         min=1,
         max=2,
     ),

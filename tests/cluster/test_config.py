@@ -6,6 +6,7 @@ import pytest
 
 from blockyard.cluster.config import ServeConfig
 from blockyard.cluster.tls import TlsFiles
+from blockyard.scheduler.config import Speculation
 from blockyard.workers.description import ModelDescription
 
 MODEL = ModelDescription("witness", "/nowhere", "Witness", 256, 97, ())
@@ -23,6 +24,16 @@ def test_the_dtype_of_blocks_reaches_every_rank_and_must_be_known() -> None:
     assert ServeConfig(MODEL, kv_dtype="int8").worker(1).kv_dtype == "int8"
     with pytest.raises(ValueError, match=r"kv_dtype is 'int4'; known are auto, bfloat16"):
         ServeConfig(MODEL, kv_dtype="int4")
+
+
+def test_two_steps_are_in_flight_unless_guesses_need_one_at_a_time_or_it_is_said() -> None:
+    assert ServeConfig(MODEL).scheduler.pipeline_depth == 2
+    guessing = ServeConfig(MODEL, speculate=Speculation.NGRAM)
+    assert guessing.scheduler.pipeline_depth == 1
+    assert ServeConfig(MODEL, pipeline_depth=1).scheduler.pipeline_depth == 1
+    assert ServeConfig(MODEL, pipeline_depth=2).scheduler.pipeline_depth == 2
+    with pytest.raises(ValueError, match=r"ngram with pipeline_depth 2; .* use a depth of 1"):
+        ServeConfig(MODEL, pipeline_depth=2, speculate=Speculation.NGRAM)
 
 
 def test_a_host_pool_is_never_negative() -> None:

@@ -115,7 +115,7 @@ def test_the_product_takes_every_value(render: Callable[..., Any]) -> None:
     scaling = second.config.scaling
     assert scaling is not None and (scaling.min_groups, scaling.max_groups) == (0, 5)
     assert (scaling.queue_seconds, scaling.quiet_seconds, scaling.idle_seconds) == (1.5, 60, 600)
-    assert second.config.block_size == 8
+    assert (second.config.block_size, second.config.pipeline_depth) == (8, None)
     assert second.config.num_blocks is None
 
 
