@@ -44,7 +44,9 @@ def candidates_of(
         score gets candidates that mean nothing.
     """
     vocabulary = scores.shape[1]
-    logs = scores.log_softmax(dim=-1)
+    most = scores.amax(dim=-1, keepdim=True).double()
+    # A sum down a row is in one order; that of all of it by `sum` depends on the rows beside.
+    totals = (scores.double() - most).exp_().cumsum(dim=-1)[:, -1:]
     groups: list[tuple[list[int], Candidates]] = []
     rest = list(range(len(sampling)))
     for few in _FEW:
@@ -52,7 +54,7 @@ def candidates_of(
         if not tried or few >= vocabulary:
             continue
         ids, kept, settled = _likeliest(
-            scores[tried], logs[tried], [sampling[row] for row in tried], few
+            scores[tried], totals[tried], [sampling[row] for row in tried], few
         )
         done = [index for index, fine in enumerate(settled) if fine]
         if done:
@@ -61,8 +63,8 @@ def candidates_of(
             rest = [row for row in rest if row not in set(rows)]
     if rest:
         parameters = [sampling[row] for row in rest]
-        ids = scores[rest].sort(dim=-1, descending=True, stable=True).indices
-        kept, _ = _truncate(logs[rest].gather(1, ids).double(), parameters, complete=True)
+        values, ids = scores[rest].sort(dim=-1, descending=True, stable=True)
+        kept, _ = _truncate(values.double(), totals[rest], parameters, complete=True)
         groups.append((rest, (ids, kept)))
     return groups
 
@@ -72,7 +74,7 @@ def _may_do(few: int, sampling: SamplingParams) -> bool:
 
 
 def _likeliest(
-    scores: torch.Tensor, logs: torch.Tensor, sampling: list[SamplingParams], few: int
+    scores: torch.Tensor, totals: torch.Tensor, sampling: list[SamplingParams], few: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
     """The `few` likeliest in order, what is kept of them, and whether that is all of a row."""
     values, ids = scores.topk(few + 1, dim=-1)
@@ -81,19 +83,20 @@ def _likeliest(
     values, by_value = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(1, by_value)
     outside, values, ids = values[:, few], values[:, :few], ids[:, :few]
-    kept, settled = _truncate(logs.gather(1, ids).double(), sampling, complete=False)
+    kept, settled = _truncate(values.double(), totals, sampling, complete=False)
     # Where one outside equals one that is kept, it might have been its turn.
     least = values.masked_fill(kept == float("-inf"), float("inf")).amin(dim=-1)
     return ids, kept, (settled & (least > outside)).tolist()
 
 
 def _truncate(
-    ordered: torch.Tensor, sampling: list[SamplingParams], *, complete: bool
+    ordered: torch.Tensor, totals: torch.Tensor, sampling: list[SamplingParams], *, complete: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Leave out what the parameters say.
 
     Args:
-        ordered: float64 `[rows, tokens]`, log probabilities, likeliest first.
+        ordered: float64 `[rows, tokens]`, scores, likeliest first.
+        totals: float64 `[rows, 1]`, what all tokens weigh, of which the likeliest weighs 1.
         sampling: parameters of each row.
         complete: whether all tokens are there.
 
@@ -102,22 +105,23 @@ def _truncate(
         there too.
     """
     device = ordered.device
-    probabilities = ordered.exp()
+    logs = ordered - ordered[:, :1]
+    weights = logs.exp()
     kept = torch.isfinite(ordered)
     kept[:, 0] = True
-    kept &= probabilities >= _column(sampling, "min_p", device) * probabilities[:, :1]
+    kept &= weights >= _column(sampling, "min_p", device)
     if any(params.typical_p < 1.0 for params in sampling):
-        kept = _typical(ordered, kept, _column(sampling, "typical_p", device))
+        kept = _typical(logs, kept, _column(sampling, "typical_p", device))
     top_k = torch.tensor([params.top_k for params in sampling], device=device)[:, None]
     kept &= (kept.cumsum(dim=-1) <= top_k) | (top_k == 0)
     few = ~kept[:, -1]  # what follows would be left out as well
-    held = torch.where(kept, probabilities, 0.0).cumsum(dim=-1)
-    # Unless something was left out, the sum is that of all tokens: 1.
-    total = torch.where(few[:, None], held[:, -1:], 1.0)
+    held = torch.where(kept, weights, 0.0).cumsum(dim=-1)
+    # Unless something was left out, the sum is that of all tokens.
+    total = torch.where(few[:, None], held[:, -1:], totals)
     top_p = _column(sampling, "top_p", device)
-    # Rounding may carry the sum to 1 early, so 1 is not compared with: it keeps all. The first
+    # Rounding may carry the sum there early, so 1 is not compared with: it keeps all. The first
     # that is kept has exactly 0 before it and always stays.
-    outside = (held - probabilities >= top_p * total) & (top_p < 1.0)
+    outside = (held - weights >= top_p * total) & (top_p < 1.0)
     kept &= ~outside
     settled = torch.ones_like(few) if complete else few | outside[:, -1]
     return ordered.masked_fill(~kept, float("-inf")), settled
