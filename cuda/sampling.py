@@ -64,7 +64,8 @@ class ChosenTokens:
 
     Attributes:
         tokens: int32 `[rows]`, ids of the whole vocabulary.
-        scores: float32 `[rows]`, the winners' scores, noise included.
+        scores: `[rows]`, the winners' scores, noise included: float32 of the kernel, float64 of
+            native code, which chooses by them.
         failed: int32 `[rows]`, 1 where a logit is NaN or +inf, 2 where none is above -inf.
     """
 

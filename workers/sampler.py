@@ -89,7 +89,8 @@ def sample(
     Args:
         logits: `[rows, vocabulary]`, any floating type, not changed.
         rows: parameters of each row.
-        kernels: the backend's, if it has any; typical-p, which they lack, is left to torch.
+        kernels: the backend's, on a GPU or a CPU, if it has any; typical-p, which they lack, is
+            left to torch.
 
     Returns:
         The tokens. A row fails when a logit is NaN or +inf, or none is left to choose from.

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from blockyard.cuda.backend import TokenKernels
 from blockyard.scheduler.plan import (
     Admission,
     BlockCopy,
@@ -19,6 +20,9 @@ from blockyard.scheduler.plan import (
 )
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.config import WorkerConfig
+from blockyard.workers.cpu.compiler import NativeUnavailable
+from blockyard.workers.cpu.library import load_library
+from blockyard.workers.cpu.token_kernels import NativeTokens
 from blockyard.workers.fake import WitnessWorker
 from blockyard.workers.worker import ModelWorker
 
@@ -276,3 +280,14 @@ def plan() -> Callable[..., StepPlan]:
 def first() -> StepPlan:
     """Handle 1 computes 10 to 14 in blocks 5 and 2."""
     return _plan(1, admitted=(1,), grants={1: (5, 2)}, rows={1: (0, (10, 11, 12, 13, 14))})
+
+
+@pytest.fixture(scope="session", params=["torch", "avx512", "avx2"])
+def kernels(request: pytest.FixtureRequest) -> TokenKernels | None:
+    """What chooses tokens on a CPU: plain torch, and native code for each instruction set."""
+    if request.param == "torch":
+        return None
+    try:
+        return NativeTokens(load_library(request.param).pool(2))
+    except NativeUnavailable as error:
+        pytest.skip(f"no native code here: {error}")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from blockyard.cuda.backend import TokenKernels
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.batch_parts import PromptRow
 from blockyard.workers.divided_sampling import Sampled, sample_divided, sample_whole
@@ -80,54 +81,61 @@ def both(
     ranks: int,
     prompts: tuple[PromptRow, ...] = (),
     origins: torch.Tensor | None = None,
+    kernels: TokenKernels | None = None,
 ) -> tuple[Sampled, Sampled, int]:
     """What ranks choose together, what is chosen from whole rows, and bytes told for the one."""
     width = logits.shape[1]
     batch: Any = SimpleNamespace(sample_rows=rows, prompt_rows=prompts, sample_logits=origins)
     padded = -(-width // ranks)
+    if kernels is not None:  # they take parts of whole counters of noise
+        padded += -padded % 4
     together = Together(ranks)
     answer = None
     for rank in reversed(range(ranks)):
         piece = torch.zeros(len(logits), padded, dtype=logits.dtype)  # past the vocabulary: zeros
         own = logits[:, rank * padded : (rank + 1) * padded]
         piece[:, : own.shape[1]] = own
-        answer = sample_divided(piece, batch, rows, width, together.end(rank), None)
+        answer = sample_divided(piece, batch, rows, width, together.end(rank), kernels)
         assert (answer is None) == (rank > 0)
     assert answer is not None
-    return answer, sample_whole(logits, batch, rows, None), together.bytes_told
+    return answer, sample_whole(logits, batch, rows, kernels), together.bytes_told
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ranks", [2, 3, 7])
-def test_tokens_are_those_of_whole_rows(ranks: int, dtype: torch.dtype) -> None:
+def test_tokens_are_those_of_whole_rows(
+    kernels: TokenKernels | None, ranks: int, dtype: torch.dtype
+) -> None:
     chance = torch.Generator().manual_seed(ranks)
     for shift in range(4):
         rows = (*APART[shift:], *WHOLE, *APART[:shift])
         logits = (torch.randn(len(rows) + 2, VOCABULARY, generator=chance) * 2 - 4).to(dtype)
         logits[:, STOPS[shift % 3]] = 9.0  # the best of many rows, where it is allowed
         prompts = (PromptRow(1, 4, (17, 300), 2),)
-        found, expected, _ = both(logits, rows, ranks, prompts)
+        found, expected, _ = both(logits, rows, ranks, prompts, kernels=kernels)
         assert found == expected
 
 
-def test_best_scores_of_many_parts_are_of_the_first() -> None:
+def test_best_scores_of_many_parts_are_of_the_first(kernels: TokenKernels | None) -> None:
     """All scores are below those of what fills up the last part, and many are equal."""
     logits = torch.full((3, VOCABULARY), -3.0)
     logits[1, [150, 151, 290]] = -2.0
     rows = (row(), row(), row(temperature=1.0, seed=1))
-    found, expected, _ = both(logits, rows, 3)
+    found, expected, _ = both(logits, rows, 3, kernels=kernels)
     assert found == expected
     assert found[0].token_ids[:2] == (0, 150)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("token", [0, 120, 300])
-def test_a_part_that_is_no_good_spoils_its_row_alone(number: float, token: int) -> None:
+def test_a_part_that_is_no_good_spoils_its_row_alone(
+    kernels: TokenKernels | None, number: float, token: int
+) -> None:
     logits = torch.randn(4, VOCABULARY)
     logits[1, token] = number
     logits[2] = float("-inf")
     rows = (row(), row(temperature=1.0, seed=2), row(), row(temperature=1.0, seed=2))
-    found, expected, _ = both(logits, rows, 3)
+    found, expected, _ = both(logits, rows, 3, kernels=kernels)
     assert (found[0].failed, found[0].emptied) == ((1, 2), (2,))
     assert (expected[0].failed, expected[0].emptied) == ((1, 2), (2,))
     assert [found[0].token_ids[i] == expected[0].token_ids[i] for i in (0, 3)] == [True, True]

@@ -2,6 +2,7 @@
 
 import torch
 
+from blockyard.cuda.backend import TokenKernels
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.logit_rules import rules_for
 from blockyard.workers.logprobs import token_logprobs
@@ -15,11 +16,11 @@ def _logits(rows: int) -> torch.Tensor:
     return 3.0 * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(5))
 
 
-def test_values_ranks_and_order() -> None:
+def test_values_ranks_and_order(kernels: TokenKernels | None) -> None:
     logits = _logits(25)
     expected = logits.double().log_softmax(-1)
     tokens = [int(row.argsort(descending=True)[index]) for index, row in enumerate(logits)]
-    found = token_logprobs(logits, range(25), tokens, [index % 21 for index in range(25)])
+    found = token_logprobs(logits, range(25), tokens, [index % 21 for index in range(25)], kernels)
     for row, (entry, token) in enumerate(zip(found, tokens, strict=True)):
         assert entry.rank == row + 1
         assert abs(entry.logprob - expected[row, token]) < TOLERANCE
@@ -30,14 +31,14 @@ def test_values_ranks_and_order() -> None:
         )
 
 
-def test_of_equals_the_lowest_ids_come_first() -> None:
+def test_of_equals_the_lowest_ids_come_first(kernels: TokenKernels | None) -> None:
     logits = torch.zeros(1, 400)
     logits[0, 300] = 1.0
-    (entry,) = token_logprobs(logits, [0], [300], [4])
+    (entry,) = token_logprobs(logits, [0], [300], [4], kernels)
     assert entry.top_ids == (300, 0, 1, 2)
 
 
-def test_they_are_the_models_own_whatever_the_parameters() -> None:
+def test_they_are_the_models_own_whatever_the_parameters(kernels: TokenKernels | None) -> None:
     """Before temperature, bias and penalties, of the token that was taken in spite of it all."""
     logits = _logits(3)
     params = SamplingParams(temperature=5.0, logit_bias=((17, 100.0),), logprobs=2)
@@ -47,7 +48,7 @@ def test_they_are_the_models_own_whatever_the_parameters() -> None:
         SampleRow(params, 4, 0, rules_for(params, 1, [1], VOCABULARY, device)),
         SampleRow(SamplingParams(temperature=0.0, logprobs=0), 4, 0),
     ]
-    result = sample(logits, rows)
+    result = sample(logits, rows, kernels)
     expected = logits.log_softmax(-1)
     assert result.token_ids[1] == 17
     assert result.logprobs[0] is None
@@ -58,4 +59,4 @@ def test_they_are_the_models_own_whatever_the_parameters() -> None:
     assert biased.rank > 2
     assert 17 not in biased.top_ids
     assert (greedy.rank, greedy.top_ids) == (1, ())
-    assert sample(logits[:1], rows[:1]).logprobs == ()
+    assert sample(logits[:1], rows[:1], kernels).logprobs == ()

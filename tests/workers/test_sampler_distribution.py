@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from blockyard.cuda.backend import TokenKernels
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.logit_rules import rules_for
 from blockyard.workers.sampler import SampleRow, sample
@@ -70,7 +71,9 @@ def _exact(logits: np.ndarray[Any, Any], p: SamplingParams) -> np.ndarray[Any, A
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_draws_follow_the_exact_distribution_alone_and_batched(kind: str) -> None:
+def test_draws_follow_the_exact_distribution_alone_and_batched(
+    kernels: TokenKernels | None, kind: str
+) -> None:
     params = SamplingParams(seed=2**63 + 11, **KINDS[kind])
     rules = rules_for(params, 1, HISTORY, VOCABULARY, CPU)
     logits = 1.5 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(8))
@@ -79,10 +82,10 @@ def test_draws_follow_the_exact_distribution_alone_and_batched(kind: str) -> Non
     counts = np.zeros(VOCABULARY)
     for begin in range(0, DRAWS, BATCH):
         rows = [SampleRow(params, begin + index, 3, rules) for index in range(BATCH)]
-        tokens = sample(many, rows).token_ids
+        tokens = sample(many, rows, kernels).token_ids
         counts += np.bincount(tokens, minlength=VOCABULARY)
         lone = begin // BATCH  # another place in each batch
-        assert sample(logits[None], [rows[lone]]).token_ids == (tokens[lone],)
+        assert sample(logits[None], [rows[lone]], kernels).token_ids == (tokens[lone],)
     possible = exact > 0
     assert counts[~possible].sum() == 0
     expected = DRAWS * exact[possible]

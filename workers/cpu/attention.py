@@ -25,6 +25,7 @@ from blockyard.workers.cpu.library import (
     NativeRotary,
     native_step,
 )
+from blockyard.workers.cpu.token_kernels import NativeTokens
 
 __all__ = ["NativeBackend", "NativeStepAttention", "native_form", "native_layer"]
 
@@ -64,10 +65,10 @@ class NativeBackend:
     """
 
     fused: FusedLayers | None = None
-    sampler: TokenKernels | None = None
 
     def __init__(self, pool: NativePool) -> None:
         self.pool = pool
+        self.sampler: TokenKernels | None = NativeTokens(pool)
 
     def mover(self, blocks: torch.Tensor, host_blocks: torch.Tensor) -> None:
         """Plain copies do."""

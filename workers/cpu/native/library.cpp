@@ -3,6 +3,9 @@
 
 #include "decoder.hpp"
 #include "matrix_unit.hpp"
+#include "penalties.hpp"
+#include "sampling.hpp"
+#include "token_scores.hpp"
 
 using namespace blockyard;
 
@@ -10,7 +13,7 @@ using namespace blockyard;
 extern "C" {
 
 // Raised when a signature below changes, so that a library of another time is not called.
-int32_t by_version() { return 8; }
+int32_t by_version() { return 9; }
 
 // The instruction set that it was compiled for.
 const char* by_instructions() { return may_use_matrix_unit() ? "amx" : kInstructions; }
@@ -145,6 +148,31 @@ int64_t by_decoder_rows(Decoder* decoder) { return decoder->rows(); }
 
 void by_decoder_finish(ThreadPool* pool, Decoder* decoder, float* logits, int64_t stride) {
   decoder->finish(*pool, logits, stride);
+}
+
+// Chooses a token for each row of logits, `[count][vocabulary]` with rows `stride` apart, whose first
+// logit is that of token `offset`, a multiple of 4: its score with noise, and why it means nothing.
+void by_choose(ThreadPool* pool, const float* logits, int64_t stride, int64_t vocabulary,
+               int64_t offset, const ByRowSampling* rows, int64_t count, int32_t* tokens,
+               double* scores, int32_t* failed) {
+  Sampling(logits, stride, vocabulary, offset, rows, count).run(*pool, tokens, scores, failed);
+}
+
+// What the model thought of some tokens, given by `rows` and `tokens`: log probabilities
+// `[count][1 + most]` of each and of its `tops` likeliest, and its rank and their ids.
+void by_score(ThreadPool* pool, const float* logits, int64_t stride, int64_t vocabulary,
+              const int64_t* rows, const int64_t* tokens, const int64_t* tops, int64_t count,
+              int64_t most, float* logprobs, int32_t* ids) {
+  pool->run(static_cast<int>(count), [&](int i, int) {
+    score_token(ScoreRow{logits + rows[i] * stride, 1.0f, vocabulary}, tokens[i], tops[i],
+                logprobs + i * (1 + most), ids + i * (1 + most));
+  });
+}
+
+// Changes some rows of scores in place.
+void by_penalise(ThreadPool* pool, float* scores, int64_t stride, int64_t vocabulary,
+                 const ByRowPenalties* rows, int64_t count) {
+  penalise(*pool, scores, stride, vocabulary, rows, count);
 }
 
 }  // extern "C"
