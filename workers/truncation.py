@@ -109,7 +109,8 @@ def _truncate(
     weights = logs.exp()
     kept = torch.isfinite(ordered)
     kept[:, 0] = True
-    kept &= weights >= _column(sampling, "min_p", device)
+    min_p = _column(sampling, "min_p", device)
+    kept &= weights >= min_p
     if any(params.typical_p < 1.0 for params in sampling):
         kept = _typical(logs, kept, _column(sampling, "typical_p", device))
     top_k = torch.tensor([params.top_k for params in sampling], device=device)[:, None]
@@ -123,7 +124,9 @@ def _truncate(
     # that is kept has exactly 0 before it and always stays.
     outside = (held - weights >= top_p * total) & (top_p < 1.0)
     kept &= ~outside
-    settled = torch.ones_like(few) if complete else few | outside[:, -1]
+    # What min-p leaves of those that are not there would be in the sum.
+    all_count = min_p[:, 0] == 0.0
+    settled = torch.ones_like(few) if complete else few | (outside[:, -1] & all_count)
     return ordered.masked_fill(~kept, float("-inf")), settled
 
 

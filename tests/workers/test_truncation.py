@@ -61,6 +61,7 @@ CASES: list[dict[str, Any]] = [
     {"top_p": 0.999},
     {"min_p": 0.02},
     {"min_p": 1.0},
+    {"min_p": 0.005, "top_p": 0.3},  # of a sum over more than are put in order at first
     {"typical_p": 0.4},
     {"typical_p": 0.95, "min_p": 0.001},
     {"top_k": 60, "top_p": 0.7},
