@@ -44,9 +44,7 @@ def candidates_of(
         score gets candidates that mean nothing.
     """
     vocabulary = scores.shape[1]
-    most = scores.amax(dim=-1, keepdim=True).double()
-    # A sum down a row is in one order; that of all of it by `sum` depends on the rows beside.
-    totals = (scores.double() - most).exp_().cumsum(dim=-1)[:, -1:]
+    totals = _totals(scores, sampling)
     groups: list[tuple[list[int], Candidates]] = []
     rest = list(range(len(sampling)))
     for few in _FEW:
@@ -67,6 +65,19 @@ def candidates_of(
         kept, _ = _truncate(values.double(), totals[rest], parameters, complete=True)
         groups.append((rest, (ids, kept)))
     return groups
+
+
+def _totals(scores: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
+    """What all tokens of a row weigh, float64 `[rows, 1]`; 1 where top-p does not ask for it."""
+    totals = torch.ones(len(sampling), 1, dtype=torch.float64, device=scores.device)
+    asked = [row for row, params in enumerate(sampling) if params.top_p < 1.0]
+    if asked:
+        at = torch.tensor(asked, device=scores.device)
+        values = scores[at].double()
+        weights = values.sub_(values.amax(dim=-1, keepdim=True)).exp_()
+        # A cumulative sum has one order; how `sum` adds up depends on the rows beside.
+        totals[at] = weights.cumsum(dim=-1)[:, -1:]
+    return totals
 
 
 def _may_do(few: int, sampling: SamplingParams) -> bool:
