@@ -4,13 +4,20 @@ Only start-up and repair go this way; steps go over the wire. Knows no Ray.
 """
 
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from blockyard.cluster.moves.door_messages import RankDoor
 from blockyard.cluster.wire import Endpoint
 from blockyard.cluster.worker_host import WorkerHost
 from blockyard.workers.adapter_description import AdapterDescription
-from blockyard.workers.config import AllocatorMemory, Formation, WorkerConfig, WorkerProfile
+from blockyard.workers.config import (
+    AllocatorMemory,
+    Executor,
+    Formation,
+    WorkerConfig,
+    WorkerProfile,
+)
 from blockyard.workers.group_end import SILENT, GroupEnd, SilentEnd
 from blockyard.workers.make_worker import make_group_end, make_worker
 
@@ -38,10 +45,12 @@ class Rank:
 
     Args:
         host: address at which this process listens for its peers.
+        make: makes a worker in place of the one that its configuration asks for, for benchmarks.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, make: Callable[[WorkerConfig], Executor] | None = None) -> None:
         self._address = host
+        self._make = make
         self._end: GroupEnd | None = None
         self._host: WorkerHost | None = None
         self._profile: WorkerProfile | None = None
@@ -50,7 +59,10 @@ class Rank:
         """Load a model and measure; what was loaded before is dropped."""
         self.close()
         end = self._end = make_group_end(config)
-        self._host = WorkerHost(lambda: make_worker(config, None, end), config.rank)
+        make = self._make
+        self._host = WorkerHost(
+            lambda: make_worker(config, None, end) if make is None else make(config), config.rank
+        )
         self._profile = self._host.load()
         return self._profile
 

@@ -8,11 +8,13 @@ import asyncio
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
 from blockyard.cluster.rank import Rank, RankDied
+from blockyard.workers.config import Executor, WorkerConfig
 
 __all__ = ["ProcessRank"]
 
@@ -22,11 +24,12 @@ LOOPBACK = "127.0.0.1"
 class ProcessRank:
     """A `RankHandle` of a process started here, listening on loopback."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, make: Callable[[WorkerConfig], Executor] | None = None) -> None:
+        """`make`, which must travel to another process: see `Rank`."""
         # Fresh interpreters: a fork would copy locks that other threads hold.
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), name=name, daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, make), name=name, daemon=True)
         self._process.start()
         theirs.close()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
@@ -65,10 +68,10 @@ class ProcessRank:
         self._process.join()
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, make: Callable[[WorkerConfig], Executor] | None) -> None:
     """The rank's process, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started us, who ends us
-    rank = Rank(LOOPBACK)
+    rank = Rank(LOOPBACK, make)
     while True:
         try:
             method, arguments = pipe.recv()

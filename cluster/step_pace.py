@@ -2,8 +2,8 @@
 
 Earlier, and whoever comes meanwhile waits a step longer; later, and the workers wait for the plan.
 How long a step takes is learned from steps like it; the lead is what planning, the way to the
-workers and back, and the timer take, as measured, and what steps differ from one another. Knows no
-scheduler and no clock: it is told times. Where it knows nothing it says at once. Units: seconds on
+workers and back, and the timer take, as measured, and how far all these differ. Knows no scheduler
+and no clock: it is told times. Where it knows nothing it says at once. Units: seconds on
 the caller's clock.
 """
 
@@ -23,8 +23,11 @@ _WILD = 4.0
 is known is no longer true: the first step of a kind may have compiled something."""
 
 _DEVIATIONS = 2.0
-"""Mean deviations of a step's length that the lead covers: about one step in twenty ends before its
-successor is planned. To be late costs everybody, to be early only those who come meanwhile."""
+"""Mean deviations of all that is measured that the lead covers: about one plan in twenty comes too
+late. To be late costs everybody, to be early only those who come meanwhile."""
+
+_SHORTEST_WAIT = 0.001
+"""Timers are no more exact than that: a newcomer waits so much longer at most, and none is set."""
 
 _LEVELS = 4
 """Steps are alike when rows and tokens are equal to about a fifth: so many kinds for each doubling.
@@ -74,7 +77,11 @@ class StepPace:
             return 0.0
         if self._due is None:
             self._due = self._when_due()
-        return max(0.0, self._due - now)
+        wait = self._due - now
+        if wait < _SHORTEST_WAIT:
+            self._due = -math.inf
+            return 0.0
+        return wait
 
     def rang(self, now: float) -> None:
         """So long was waited, and it is `now`: from here on the next plan is due.
@@ -98,9 +105,11 @@ class StepPace:
         # At first more often, for the first steps are not like those to come.
         if self._num_ahead >= min(_MOST_AHEAD, 2**self._way.count):
             return math.inf
-        lead = self._planning.mean + self._way.mean + self._lateness.mean
-        end = self._begin(step) + length.mean
-        return end - lead - _DEVIATIONS * length.deviation
+        parts = self._planning, self._way, self._lateness
+        lead = sum(part.mean for part in parts)
+        # They differ independently of one another.
+        deviation = math.hypot(length.deviation, *(part.deviation for part in parts))
+        return self._begin(step) + length.mean - lead - _DEVIATIONS * deviation
 
     def _begin(self, step: "_Sent") -> float:
         """When a step could begin, put off by the way back as all that is seen from here."""
@@ -117,35 +126,31 @@ class _Sent:
 
 
 class _Average:
-    """Of all measurements while they are few, then exponential."""
-
-    def __init__(self) -> None:
-        self.mean = 0.0
-        self.count = 0
-
-    def add(self, seconds: float) -> None:
-        self.count = min(self.count + 1, _MEMORY)
-        self.mean += (seconds - self.mean) / self.count
-
-
-class _Length:
-    """How long steps of one kind take, and how far they are from that, either way."""
+    """Of all measurements while they are few, then exponential; and how far they are from it."""
 
     def __init__(self) -> None:
         self.mean = 0.0
         self.deviation = 0.0
-        self._count = 0
+        self.count = 0
 
     def add(self, seconds: float) -> None:
-        if seconds * _WILD <= self.mean or not self._count:
-            self.mean, self._count = seconds, 1
+        self.count = min(self.count + 1, _MEMORY)
+        error = seconds - self.mean
+        self.mean += error / self.count
+        if self.count > 1:
+            # Twice as fast: who finds that nothing is as it was plans early before it plans late.
+            self.deviation += (abs(error) - self.deviation) * 2 / _MEMORY
+
+
+class _Length(_Average):
+    """How long steps of one kind take."""
+
+    def add(self, seconds: float) -> None:
+        if seconds * _WILD <= self.mean or not self.count:
+            self.mean, self.count = seconds, 1
             self.deviation = seconds / _MEMORY  # one step says nothing of others
-            return
-        self._count = min(self._count + 1, _MEMORY)
-        error = min(seconds, self.mean * _WILD) - self.mean
-        self.mean += error / self._count
-        # Twice as fast: who finds that nothing is as it was plans early before it plans late.
-        self.deviation += (abs(error) - self.deviation) * 2 / _MEMORY
+        else:
+            super().add(min(seconds, self.mean * _WILD))
 
 
 def _level(count: int) -> int:

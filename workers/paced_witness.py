@@ -1,6 +1,7 @@
 """A witness at the pace of a model: its steps take time, as a model's would. Units: seconds."""
 
 import time
+from dataclasses import replace
 
 from blockyard.scheduler.plan import StepPlan, StepResult
 from blockyard.workers.config import WorkerConfig
@@ -22,11 +23,12 @@ class PacedWitness(WitnessWorker):
         self._compute_seconds = 0.0
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """See `WitnessWorker.execute`."""
-        end = time.perf_counter() + self._step_seconds
+        """See `WitnessWorker.execute`. It tells that it has computed all the time."""
+        start = time.perf_counter()
+        end = start + self._step_seconds
         time.sleep(max(0.0, self._step_seconds - self._compute_seconds))
         began = time.perf_counter()
         result = super().execute(plan)
         self._compute_seconds = time.perf_counter() - began
         time.sleep(max(0.0, end - time.perf_counter()))
-        return result
+        return replace(result, compute_seconds=time.perf_counter() - start)

@@ -1,8 +1,9 @@
 """What planning a step while the one before it runs gains, over the wire to a rank's own process.
 
-The real engine and scheduler drive a witness, whose steps take what its few thousand numbers take:
-little, so this is what a fast device gains at most, and a slow one a smaller part of it. Both
-depths take turns, and the ratio is of their medians. Units: tokens, seconds.
+The real engine and scheduler drive a witness whose steps take as long as is said, as a model's
+would. With 0 they take what its few thousand numbers take: little, so that is what the fastest
+device gains at most. Both depths take turns, and the ratio is of their medians. Units: tokens,
+seconds.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -20,7 +22,9 @@ from blockyard.scheduler.config import SchedulerConfig
 from blockyard.scheduler.request import RequestSpec, RequestUpdate
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.scheduler.scheduler import Scheduler
-from blockyard.workers.config import WorkerConfig, WorkerKind
+from blockyard.workers.config import Executor, WorkerConfig, WorkerKind
+from blockyard.workers.description import describe_model
+from blockyard.workers.paced_witness import PacedWitness
 from blockyard.workers.witness_files import WITNESS_CONTEXT_TOKENS, write_witness_files
 
 __all__ = ["PipelineBench", "measure_pipeline"]
@@ -36,12 +40,14 @@ class PipelineBench:
 
     Attributes:
         running: requests that decode all the time.
+        step_ms: what a step takes at least.
         tokens_per_second: of all of them together; medians of the rounds.
         gain: tokens a second with two steps in flight, to those with one.
         first_token_ms: what a newcomer with a short prompt waits for its first token; medians.
     """
 
     running: int
+    step_ms: float
     tokens_per_second: dict[str, float]
     gain: float
     first_token_ms: dict[str, float]
@@ -51,18 +57,19 @@ def measure_pipeline(
     running: int = 64,
     new_tokens: int = 300,
     rounds: int = 3,
+    step_ms: float = 8.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> PipelineBench:
     """Measure both depths in turns; takes some twenty seconds."""
-    return asyncio.run(_measure(running, new_tokens, rounds, progress))
+    return asyncio.run(_measure(running, new_tokens, rounds, step_ms, progress))
 
 
 async def _measure(
-    running: int, new_tokens: int, rounds: int, progress: Callable[[str], None]
+    running: int, new_tokens: int, rounds: int, step_ms: float, progress: Callable[[str], None]
 ) -> PipelineBench:
     speeds: dict[str, list[float]] = {"1": [], "2": []}
     waits: dict[str, list[float]] = {"1": [], "2": []}
-    rank = ProcessRank("rank-0")
+    rank = ProcessRank("rank-0", partial(_paced, step_ms / 1e3))
     try:
         with tempfile.TemporaryDirectory() as folder:
             write_witness_files(Path(folder))
@@ -78,10 +85,16 @@ async def _measure(
     speed = {depth: median(values) for depth, values in speeds.items()}
     return PipelineBench(
         running,
+        step_ms,
         {depth: round(value) for depth, value in speed.items()},
         round(speed["2"] / speed["1"], 3),
         {depth: round(median(values) * 1e3, 2) for depth, values in waits.items()},
     )
+
+
+def _paced(step_seconds: float, config: WorkerConfig) -> Executor:
+    model = describe_model(config.model_dir, name="witness")
+    return PacedWitness(config, model.vocab_size, step_seconds)
 
 
 class _Run:

@@ -118,6 +118,9 @@ def pipeline(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     running: Annotated[int, typer.Option(help="Requests that decode at once.", min=1)] = 64,
     rounds: Annotated[int, typer.Option(help="Turns of each depth.", min=1)] = 3,
+    step_ms: Annotated[
+        float, typer.Option(help="What a step takes at least, as a model's would.", min=0.0)
+    ] = 8.0,
 ) -> None:
     """Measure what planning ahead gains and costs, with a witness in a process of its own."""
 
@@ -127,7 +130,7 @@ def pipeline(
     try:
         from blockyard.cluster.benchmark.pipeline import measure_pipeline
 
-        bench = measure_pipeline(running, rounds=rounds, progress=progress)
+        bench = measure_pipeline(running, rounds=rounds, step_ms=step_ms, progress=progress)
         typer.echo(json.dumps(asdict(bench))) if as_json else show_pipeline(bench)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -137,7 +140,8 @@ def show_pipeline(bench: "PipelineBench") -> None:
     """Print what planning ahead gains and costs, in words."""
     for depth, speed in bench.tokens_per_second.items():
         typer.echo(
-            f"{depth} in flight, {bench.running:,} running: {speed:,.0f} tokens/s, "
+            f"{depth} in flight, {bench.running:,} running, steps of {bench.step_ms:g} ms or more: "
+            f"{speed:,.0f} tokens/s, "
             f"first token of a newcomer after {bench.first_token_ms[depth]:.2f} ms"
         )
     typer.echo(f"tokens a second with 2 in flight to those with 1: {bench.gain:.3f}")

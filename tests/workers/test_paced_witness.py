@@ -43,8 +43,9 @@ def test_it_waits_before_it_computes(step_seconds: float, monkeypatch: pytest.Mo
     last = 0.0
     for _ in range(6):
         begin = clock.now
-        worker.execute(plan)
+        result = worker.execute(plan)
         began, ended = clock.computed[-1]
         assert began - begin == max(0.0, step_seconds - last), "as it took last time"
         assert clock.now == max(ended, begin + step_seconds)
+        assert result.compute_seconds == clock.now - begin
         last = ended - began

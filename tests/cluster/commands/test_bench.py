@@ -69,16 +69,18 @@ def test_planning_ahead_is_measured_and_every_figure_is_there() -> None:
     )
     assert ran.exit_code == 0, ran.output
     figures = json.loads(ran.stdout)
-    assert figures.keys() == {"running", "tokens_per_second", "gain", "first_token_ms"}
+    assert figures.keys() == {
+        *("running", "step_ms", "tokens_per_second", "gain", "first_token_ms")
+    }
     assert figures["tokens_per_second"].keys() == figures["first_token_ms"].keys() == {"1", "2"}
     assert figures["gain"] > 0
 
 
 def test_what_planning_ahead_gains_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    bench = PipelineBench(64, {"1": 1000.0, "2": 1250.0}, 1.25, {"1": 9.5, "2": 12.0})
+    bench = PipelineBench(64, 8.0, {"1": 1000.0, "2": 1250.0}, 1.25, {"1": 9.5, "2": 12.0})
     show_pipeline(bench)
     told = capsys.readouterr().out
-    assert "2 in flight, 64 running: 1,250 tokens/s" in told
+    assert "2 in flight, 64 running, steps of 8 ms or more: 1,250 tokens/s" in told
     assert "after 9.50 ms" in told and "1.250" in told
 
 

@@ -184,6 +184,14 @@ def test_steps_shorter_than_the_way_are_sent_as_early_as_may_be(drive: Drive) ->
     assert waits <= {0.0, math.inf} and len(drive.early) >= 63
 
 
+def test_for_a_wait_that_timers_cannot_keep_none_is_set(drive: Drive) -> None:
+    drive.steps(80, 0.1)
+    due = drive.now + drive.pace.wait_seconds(drive.now)
+    assert drive.pace.wait_seconds(due - 0.0011) == pytest.approx(0.0011)
+    assert drive.pace.wait_seconds(due - 0.0009) == 0.0
+    assert drive.pace.wait_seconds(due - 0.01) == 0.0, "once due it stays so"
+
+
 def test_a_timer_that_rings_late_is_asked_to_ring_earlier(drive: Drive) -> None:
     drive.steps(80, 0.1)
     asked = drive.pace.wait_seconds(drive.now)
@@ -197,6 +205,23 @@ def test_a_timer_that_rings_late_is_asked_to_ring_earlier(drive: Drive) -> None:
         if not drive.ends:
             drive.send(0.1)
     assert asked - drive.pace.wait_seconds(drive.now) == pytest.approx(0.002, abs=5e-4)
+
+
+def test_a_timer_that_rings_late_now_and_then_is_allowed_for(drive: Drive) -> None:
+    drive.steps(80, 0.1)
+    late, early = 0.0, []
+    for _ in range(60):
+        due = drive.now + drive.pace.wait_seconds(drive.now)
+        if due < drive.ends[0]:
+            late = 0.004 - late
+            drive.now = due + late
+            drive.pace.rang(drive.now)
+            drive.send(0.1)
+            early.append(drive.early[-1])
+        drive.end()
+        if not drive.ends:
+            drive.send(0.1)
+    assert min(early[20:]) >= WAY and max(early[20:]) < WAY + 0.008
 
 
 def test_after_it_rang_a_plan_stays_due_whatever_the_clock_says(drive: Drive) -> None:
