@@ -96,7 +96,7 @@ class _Meter:
         own = _own_cpu() - self._own
         others = max(0.0, _busy_cpu() - self._busy - own)
         return {
-            "seconds": round(seconds, 4),
+            "seconds": round(seconds, 7),
             "cpu_seconds": round(own, 3),
             "other_cores": round(others / seconds, 3),
         }

@@ -22,7 +22,7 @@ __all__ = [
     "NativeStep",
 ]
 
-VERSION = 9
+VERSION = 10
 """Of the signatures below; `by_version` in `native/library.cpp` says the same."""
 
 NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -148,7 +148,6 @@ _Form, _Rotary = POINTER(NativeForm), POINTER(NativeRotary)
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "by_version": (c_int32, ()),
     "by_instructions": (c_char_p, ()),
-    "by_advise_large_pages": (None, (c_void_p, c_int64)),
     "by_pool_new": (c_void_p, (c_int32,)),
     "by_pool_free": (None, (c_void_p,)),
     "by_packed_bytes": (c_int64, (c_int64, c_int64, c_int32)),

@@ -1,6 +1,4 @@
 // What Python calls. Every pointer stays the caller's; nothing here throws across the border.
-#include <sys/mman.h>
-
 #include "decoder.hpp"
 #include "matrix_unit.hpp"
 #include "penalties.hpp"
@@ -13,20 +11,10 @@ using namespace blockyard;
 extern "C" {
 
 // Raised when a signature below changes, so that a library of another time is not called.
-int32_t by_version() { return 9; }
+int32_t by_version() { return 10; }
 
 // The instruction set that it was compiled for.
 const char* by_instructions() { return may_use_matrix_unit() ? "amx" : kInstructions; }
-
-// Asks for large pages where whole ones fit: what is read from end to end then misses fewer
-// translations. A system that has none to give leaves all as it is.
-void by_advise_large_pages(void* memory, int64_t bytes) {
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = (reinterpret_cast<uintptr_t>(memory) + page - 1) / page * page;
-  const auto end = (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(bytes)) / page *
-                   page;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-}
 
 ThreadPool* by_pool_new(int32_t threads) { return new ThreadPool(threads); }
 void by_pool_free(ThreadPool* pool) { delete pool; }
