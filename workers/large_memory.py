@@ -3,7 +3,9 @@
 Units: bytes.
 """
 
+import contextlib
 import mmap
+import sys
 
 import torch
 
@@ -15,8 +17,11 @@ def large_memory(num_bytes: int) -> torch.Tensor:
 
     The system finds a page when it is first written to.
     """
+    if sys.platform != "linux":
+        return torch.zeros(num_bytes, dtype=torch.uint8)
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without large pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
