@@ -157,11 +157,19 @@ def count_ties(references: Sequence[Reference], answers: Sequence[list[int]]) ->
     return ties
 
 
+WAYS = ("one by one", "together", "recompute", "swap")
+IN_SHORT = (16, "together"), (16, "swap")
+"""What `make test` runs; the rest is with the long tests."""
+
+
 @pytest.mark.parametrize(
-    "block_size",
-    [16, pytest.param(8, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)],
+    ("block_size", "way"),
+    [
+        pytest.param(size, way, marks=[] if (size, way) in IN_SHORT else [pytest.mark.slow])
+        for size in (16, 8, 32)
+        for way in WAYS
+    ],
 )
-@pytest.mark.parametrize("way", ["one by one", "together", "recompute", "swap"])
 def test_greedy_tokens_equal_transformers(
     references: list[Reference], block_size: int, way: str
 ) -> None:
