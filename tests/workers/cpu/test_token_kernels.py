@@ -260,6 +260,19 @@ def test_temperatures_that_make_scores_infinite(native_tokens: NativeTokens) -> 
     assert found.token_ids[1] == 1, "the likeliest, and none that is masked"
 
 
+@pytest.mark.parametrize("line", [{"top_k": 1}, {"top_p": 0.1}])
+def test_scores_that_division_makes_equal_are_equals(
+    native_tokens: NativeTokens, line: dict[str, Any]
+) -> None:
+    """The higher of two neighbours has the higher id; once they are divided neither is higher."""
+    pair = torch.tensor([[1.95 - 2**-23, 1.95]])
+    assert pair[0, 0] < pair[0, 1] and pair[0, 0] / 1.9 == pair[0, 1] / 1.9
+    logits = torch.nn.functional.pad(pair, (7, 300), value=-5.0).expand(40, -1)
+    sampling = [SamplingParams(temperature=1.9, seed=seed, **line) for seed in range(40)]
+    found = sample(logits, [SampleRow(each, 3, 0) for each in sampling], native_tokens)
+    assert set(found.token_ids) == {7}
+
+
 def test_parts_of_a_vocabulary_together_choose_as_the_whole(native_tokens: NativeTokens) -> None:
     vocabulary = 9002
     rows = [RowSampling(), *(RowSampling(0.9, seed=seed, position=3) for seed in range(11))]

@@ -75,3 +75,15 @@ def test_a_row_with_no_finite_sum_has_no_log_probabilities(native_tokens: Native
     found = native_tokens.score(logits, [0, 1, 2], [3, 3, 3], [4, 4, 4])
     assert found.logprobs.isnan().all()
     assert ((found.ids[:, 1:] >= 0) & (found.ids[:, 1:] < 50)).all()
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 50, 70, 4130])
+def test_the_likeliest_of_a_broken_row_are_of_the_vocabulary(
+    native_tokens: NativeTokens, vocabulary: int
+) -> None:
+    """Nor are they what fills up the last strip of its scores, which are numbers, as NaN is not."""
+    logits = torch.full((2, vocabulary), float("nan"))
+    logits[1, vocabulary // 2] = float("-inf")
+    top = min(20, vocabulary)
+    found = native_tokens.score(logits, [0, 1], [0, 0], [top, top])
+    assert ((found.ids[:, 1:] >= 0) & (found.ids[:, 1:] < vocabulary)).all()

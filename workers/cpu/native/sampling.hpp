@@ -116,7 +116,7 @@ class Sampling {
     });
   }
 
-  // What the highest logit says; its token is the first candidate of a draw.
+  // What the highest logit says; its token is the first candidate of a draw from all.
   void begin(Row& row) const {
     Peak peak = row.parts[0].peak;
     for (size_t p = 1; p < row.parts.size(); ++p) peak.see(row.parts[p].peak);
@@ -132,7 +132,7 @@ class Sampling {
       if (most == infinity && !row.failed)
         for (row.at = 0; row.scores.score(row.at) < infinity;) ++row.at;
       row.best.see(most, offset_ + row.at);
-    } else {
+    } else if (!row.truncated) {
       draw_one(row.scores, row.key, offset_, row.at, row.best);
     }
   }
@@ -208,6 +208,9 @@ class Sampling {
   }
 
   static void draw_of(Row& row, const std::vector<Key>& keys) {
+    // The highest logit may be left out: division can make it equal to one with a lower id.
+    const int32_t likeliest = token_of(*std::min_element(keys.begin(), keys.end()));
+    draw_one(row.scores, row.key, 0, likeliest, row.best);
     const size_t whole = (keys.size() + kLanes - 1) / kLanes * kLanes;
     std::vector<float> scores(whole, kNothing);
     std::vector<int32_t> tokens(whole, 0);

@@ -37,8 +37,10 @@ inline void score_token(const ScoreRow& row, int64_t token, int64_t top, float* 
   keep_likeliest(keys, static_cast<size_t>(top));
   std::sort(keys.begin(), keys.end());
   for (int64_t n = 0; n < top; ++n) {
-    const bool found = n < static_cast<int64_t>(keys.size());  // not of rows with NaN
-    ids[1 + n] = found ? token_of(keys[static_cast<size_t>(n)]) : 0;
+    // Of rows with NaN there are fewer, and what fills up the last strip is among them.
+    const bool found = n < static_cast<int64_t>(keys.size());
+    const int32_t id = found ? token_of(keys[static_cast<size_t>(n)]) : 0;
+    ids[1 + n] = id < row.count ? id : 0;
     logprobs[1 + n] = logprob(row.logits[ids[1 + n]]);
   }
 }
