@@ -16,10 +16,17 @@ def large_memory(num_bytes: int) -> torch.Tensor:
     """Zeros, uint8 `[num_bytes]`, in large pages where the system has them.
 
     The system finds a page when it is first written to.
+
+    Raises:
+        MemoryError: the system refuses so much.
     """
     if sys.platform != "linux":
         return torch.zeros(num_bytes, dtype=torch.uint8)
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        size = f"{num_bytes / 2**20:,.0f} MiB"
+        raise MemoryError(f"the system does not give {size} of memory: {error}") from error
     with contextlib.suppress(OSError):  # a kernel without large pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)

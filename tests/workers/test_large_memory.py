@@ -42,6 +42,12 @@ def test_held_memory_is_there_whole_and_zero(size: int) -> None:
     assert not memory.any()
 
 
+@pytest.mark.parametrize("size", [1 << 60, 1 << 70])
+def test_memory_that_the_system_refuses_is_named(size: int) -> None:
+    with pytest.raises(MemoryError, match=rf"{size >> 20:,} MiB"):
+        held_memory(size)
+
+
 def test_a_pool_on_the_cpu_is_held() -> None:
     geometry = KVGeometry(layers=8, kv_heads=4, head_dim=64, block_size=16, dtype=torch.float32)
     cache = KVCache(geometry, 24, torch.device("cpu"), num_host_blocks=24)
