@@ -19,8 +19,9 @@ _MEMORY = 8
 """About so many measurements back an average remembers."""
 
 _WILD = 4.0
-"""A step counts as at most so many times longer than is known; if it is so many times shorter, what
-is known is no longer true: the first step of a kind may have compiled something."""
+"""What is measured counts as at most so many times longer than is known: it may have waited for
+something that seldom happens. A step that is so many times shorter shows that what is known is no
+longer true: the first of a kind may have compiled something. So does the second of anything."""
 
 _DEVIATIONS = 2.0
 """Mean deviations of all that is measured that the lead covers: about one plan in twenty comes too
@@ -76,7 +77,7 @@ class StepPace:
         if not self._under_way:
             return 0.0
         if self._due is None:
-            self._due = self._when_due()
+            self._due = self._when_due(now)
         wait = self._due - now
         if wait < _SHORTEST_WAIT:
             self._due = -math.inf
@@ -97,7 +98,7 @@ class StepPace:
         self._under_way.clear()
         self._due = None
 
-    def _when_due(self) -> float:
+    def _when_due(self, now: float) -> float:
         step = self._under_way[0]
         length = self._lengths.get(step.kind)
         if length is None:
@@ -105,11 +106,12 @@ class StepPace:
         # At first more often, for the first steps are not like those to come.
         if self._num_ahead >= min(_MOST_AHEAD, 2**self._way.count):
             return math.inf
-        parts = self._planning, self._way, self._lateness
-        lead = sum(part.mean for part in parts)
-        # They differ independently of one another.
-        deviation = math.hypot(length.deviation, *(part.deviation for part in parts))
-        return self._begin(step) + length.mean - lead - _DEVIATIONS * deviation
+        ends = self._begin(step) + length.mean
+        due = ends - _lead(length, self._planning, self._way, self._lateness)
+        if due - now < _SHORTEST_WAIT <= ends - _lead(length, self._planning, self._way) - now:
+            # No timer is set for fear of its lateness, and none shows whether it is as late yet.
+            self._lateness.fade()
+        return due
 
     def _begin(self, step: "_Sent") -> float:
         """When a step could begin, put off by the way back as all that is seen from here."""
@@ -134,12 +136,21 @@ class _Average:
         self.count = 0
 
     def add(self, seconds: float) -> None:
+        if self.count == 1 and seconds * _WILD <= self.mean:
+            self.count = 0
+        if self.count:
+            seconds = min(seconds, _WILD * max(self.mean, _SHORTEST_WAIT))
         self.count = min(self.count + 1, _MEMORY)
         error = seconds - self.mean
         self.mean += error / self.count
         if self.count > 1:
             # Twice as fast: who finds that nothing is as it was plans early before it plans late.
             self.deviation += (abs(error) - self.deviation) * 2 / _MEMORY
+
+    def fade(self) -> None:
+        """Forget as much as one measurement of nothing would."""
+        self.mean -= self.mean / _MEMORY
+        self.deviation -= self.deviation / _MEMORY
 
 
 class _Length(_Average):
@@ -150,7 +161,14 @@ class _Length(_Average):
             self.mean, self.count = seconds, 1
             self.deviation = seconds / _MEMORY  # one step says nothing of others
         else:
-            super().add(min(seconds, self.mean * _WILD))
+            super().add(seconds)
+
+
+def _lead(length: _Average, *parts: _Average) -> float:
+    """How long before its expected end the plan behind a step is begun."""
+    # They differ independently of one another.
+    deviation = math.hypot(length.deviation, *(part.deviation for part in parts))
+    return sum(part.mean for part in parts) + _DEVIATIONS * deviation
 
 
 def _level(count: int) -> int:

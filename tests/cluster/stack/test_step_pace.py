@@ -165,6 +165,45 @@ def test_a_first_step_that_compiled_something_is_not_what_others_take(drive: Dri
     assert drive.early and max(drive.early) < 0.02
 
 
+@pytest.mark.parametrize("steps_before", [0, 1, 80])
+@pytest.mark.parametrize("seconds", [0.1, 2.0])
+def test_one_long_way_is_soon_forgotten(drive: Drive, steps_before: int, seconds: float) -> None:
+    drive.steps(steps_before, 0.02)
+    while drive.ends:
+        drive.end()
+    drive.send(0.02)
+    drive.ends[0] += seconds  # the event loop, or the worker, had something else to do
+    drive.end()
+    drive.steps(100, 0.02)
+    drive.early.clear()
+    drive.steps(40, 0.02)
+    assert max(drive.early) < 0.015, "a step is 0.02 s long"
+
+
+@pytest.mark.parametrize("steps_before", [4, 80])
+@pytest.mark.parametrize("times", [1, 6])
+def test_a_timer_that_rang_very_late_is_soon_tried_again(
+    drive: Drive, steps_before: int, times: int
+) -> None:
+    drive.steps(steps_before, 0.02)
+    rung = 0
+    for _ in range(300):
+        if not drive.ends:
+            drive.send(0.02)
+        wait = drive.pace.wait_seconds(drive.now)
+        if 0.0 < wait < math.inf and rung < times:
+            drive.now += wait + 1.0
+            drive.pace.rang(drive.now)
+            drive.send(0.02)
+            rung += 1
+        drive.end()
+    assert rung == times
+    drive.steps(60, 0.02)
+    drive.early.clear()
+    drive.steps(40, 0.02)
+    assert max(drive.early) < 0.015, "a step is 0.02 s long"
+
+
 def test_now_and_then_a_step_is_sent_alone_to_learn_the_way(drive: Drive) -> None:
     drive.steps(64, 0.1)
     assert 4 <= 64 - len(drive.early) <= 6, "more often at first"
