@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from blockyard.cuda.reference_sampling import score_tokens
+from blockyard.cuda.sampling import RowSampling
 from blockyard.scheduler.sampling import SamplingParams
 from blockyard.workers.cpu.library import NativePool
 from blockyard.workers.cpu.token_kernels import NativeTokens
@@ -87,3 +88,15 @@ def test_the_likeliest_of_a_broken_row_are_of_the_vocabulary(
     top = min(20, vocabulary)
     found = native_tokens.score(logits, [0, 1], [0, 0], [top, top])
     assert ((found.ids[:, 1:] >= 0) & (found.ids[:, 1:] < vocabulary)).all()
+
+
+@pytest.mark.parametrize("vocabulary", [3, 64, 4097])
+def test_what_lies_behind_a_broken_row_is_not_read(
+    native_tokens: NativeTokens, vocabulary: int
+) -> None:
+    """No score is the highest of a row of NaN, not even the next number in memory."""
+    logits = torch.full((2, vocabulary + 64), 777.0)[:, :vocabulary]
+    logits.fill_(float("nan"))
+    found = native_tokens.choose(logits, [RowSampling(), RowSampling(0.8, top_k=2)])
+    assert found.failed.tolist() == [1, 1] and found.tokens.tolist() == [0, 0]
+    assert found.scores.tolist() == [float("-inf")] * 2

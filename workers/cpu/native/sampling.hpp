@@ -124,12 +124,13 @@ class Sampling {
     if (peak.broken || peak.most == infinity) row.failed = 1;
     if (!peak.broken && peak.most == kNothing) row.failed = 2;
     row.at = peak.at;
-    const float most = row.scores.score(peak.at);
+    // Of a row of NaN alone the place is behind it.
+    const float most = row.failed ? kNothing : row.scores.score(peak.at);
     row.most = most;
     // Scores that a low temperature makes infinite differ no more by their noise.
     row.done = row.failed || row.greedy || std::isinf(most);
     if (row.done) {
-      if (most == infinity && !row.failed)
+      if (most == infinity)
         for (row.at = 0; row.scores.score(row.at) < infinity;) ++row.at;
       row.best.see(most, offset_ + row.at);
     } else if (!row.truncated) {
