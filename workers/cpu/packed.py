@@ -145,13 +145,23 @@ class PackedLinear:
     ) -> torch.Tensor:
         """`[rows, inputs]` to float32 `[rows, columns]`, with what adapters add to each layer.
 
-        `outputs`: what an earlier call with as many rows has answered, to be written over.
+        Args:
+            rows: any floating type.
+            adapters: of the rows.
+            outputs: what an earlier call with as many rows has answered, to be written over.
+
+        Raises:
+            ValueError: `outputs` are of another shape.
         """
         width = -(-self.inputs // _INPUT_GROUP) * _INPUT_GROUP
         padded = rows
         if width > self.inputs or rows.dtype is not torch.float32 or not rows.is_contiguous():
             padded = torch.zeros(len(rows), width)
             padded[:, : self.inputs] = rows
+        if outputs is not None and outputs.shape != (len(rows), self.columns):
+            raise ValueError(
+                f"outputs are {tuple(outputs.shape)}; {len(rows)} rows make {self.columns} columns"
+            )
         if outputs is None:
             panels = -(-self.columns // PANEL_COLUMNS)
             outputs = torch.empty(len(rows), panels * PANEL_COLUMNS)[:, : self.columns]

@@ -44,6 +44,24 @@ def test_shapes_that_fill_no_panel_and_no_group(
         torch.testing.assert_close(layer.multiply(rows).double(), expected, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("inputs", [608, 600])
+def test_inputs_may_lie_anyhow_and_outputs_be_written_over(
+    native_pool: NativePool, inputs: int
+) -> None:
+    layer = PackedLinear(native_pool, [normal(75, inputs)], WeightStorage.FP32)
+    rows = normal(9, inputs, seed=1)
+    expected = layer.multiply(rows)
+    assert torch.equal(layer.multiply(rows.T.contiguous().T), expected)  # side by side by column
+    assert torch.equal(layer.multiply(normal(18, inputs, seed=2)[::2].copy_(rows)), expected)
+    halves = rows.bfloat16()
+    assert torch.equal(layer.multiply(halves), layer.multiply(halves.float()))
+    given = layer.multiply(normal(9, inputs, seed=3))
+    assert layer.multiply(rows, outputs=given) is given
+    assert torch.equal(given, expected)
+    with pytest.raises(ValueError, match=r"outputs are \(9, 75\); 8 rows make 75 columns"):
+        layer.multiply(rows[:8], outputs=given)
+
+
 @pytest.mark.parametrize("storage", EVERY)
 def test_layers_side_by_side_and_taking_turns(
     native_pool: NativePool, storage: WeightStorage
