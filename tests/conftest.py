@@ -1,4 +1,4 @@
-"""What tests of several folders share: a collector of spans, adapters on disk."""
+"""What tests of several folders share: a collector of spans, adapters on disk, torch's threads."""
 
 import contextlib
 import copy
@@ -22,6 +22,17 @@ settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any-machine")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Of torch's: over small tensors they would wait for each other on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Random cases of attention over blocks, and kernels built for the host, once for all tests."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -118,12 +118,8 @@ def _make_case(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors here are small, and torch's threads would wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread: None) -> None:
+    """Tensors here are small."""
 
 
 @pytest.fixture(scope="session")

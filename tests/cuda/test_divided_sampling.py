@@ -30,9 +30,11 @@ def test_parts_by_kernel(emulated: EmulatedLibrary) -> None:
         told: list[torch.Tensor] = []
         for rank in reversed(range(len(pieces))):
 
-            def gather(tensor: torch.Tensor, rank: int = rank) -> torch.Tensor:
-                told.insert(0, tensor)  # noqa: B023
-                return torch.cat(told, dim=-1) if rank == 0 else tensor  # noqa: B023
+            def gather(
+                tensor: torch.Tensor, rank: int = rank, told: list[torch.Tensor] = told
+            ) -> torch.Tensor:
+                told.insert(0, tensor)
+                return torch.cat(told, dim=-1) if rank == 0 else tensor
 
             end: Any = SimpleNamespace(rank=rank, gather_columns=gather)
             found = sample_divided(pieces[rank], batch, rows, 150, end, kernels)

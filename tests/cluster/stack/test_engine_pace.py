@@ -67,7 +67,7 @@ class Paced:
         self.scheduler = Scheduler(config, 512)
         self.num_plans = 0
         self._plan = self.scheduler.plan
-        self.scheduler.plan = self._counted  # type: ignore[method-assign]
+        self.scheduler.plan = self._counted  # type: ignore[method-assign]  # to count
         self.engine = Engine(
             self.scheduler,
             self.group,

@@ -1,7 +1,6 @@
 """Tokens chosen natively are those of plain torch, for any parameters and any threads."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,19 +20,12 @@ from blockyard.workers.gumbel import gumbel_noise
 from blockyard.workers.logit_rules import rules_for
 from blockyard.workers.sampler import SampleRow, row_for_kernel, sample
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 FUZZ = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Of torch's, which would wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
